@@ -1,0 +1,1 @@
+"""Scores of reward models, fast and provably the ones PyTorch gives."""

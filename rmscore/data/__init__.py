@@ -1,0 +1,1 @@
+"""Sample rows that ship with the package."""
