@@ -1,14 +1,14 @@
 """The exception tree: one class a kind of mistake, every message one line that says what to do.
 
-    RmscoreError                 exit code 2 on the command line
-    ├── CheckpointError          a checkpoint folder that is missing, incomplete, unsafe or no reward model
-    ├── RowError                 an input row that cannot be read or encoded; names source and row
-    ├── BackendError             an engine failed while it loaded or scored
-    │   ├── UnknownBackend       no backend of that name; carries the nearest match
-    │   └── EngineMissing        the engine is not installed; carries the pip line
-    ├── SettingError             a setting that cannot be used: precision, device, batching
-    ├── OutputError              an output that cannot be written or resumed
-    └── ResultError              a benchmark JSON that cannot be read or compared
+RmscoreError                 exit code 2 on the command line
+├── CheckpointError          a checkpoint folder that is missing, incomplete, unsafe or no reward model
+├── RowError                 an input row that cannot be read or encoded; names source and row
+├── BackendError             an engine failed while it loaded or scored
+│   ├── UnknownBackend       no backend of that name; carries the nearest match
+│   └── EngineMissing        the engine is not installed; carries the pip line
+├── SettingError             a setting that cannot be used: precision, device, batching
+├── OutputError              an output that cannot be written or resumed
+└── ResultError              a benchmark JSON that cannot be read or compared
 """
 
 from __future__ import annotations

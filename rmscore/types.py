@@ -67,26 +67,37 @@ class Row:
 class Encoded:
     """One encoded row: ``ids`` and ``type_ids`` are int64 arrays of shape [tokens].
 
-    ``cut`` counts the tokens lost to the length limit; ``controls`` the control tokens that raw text spelled out.
+    ``last`` is the token a decoder's head reads (-1: the last one). ``cut`` counts the tokens lost to the length limit,
+    ``controls`` the control tokens that raw text spelled out.
     """
 
     ids: NDArray[np.int64]
     type_ids: NDArray[np.int64]
+    last: int = -1
     cut: int = 0
     controls: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Rows that a backend scores in one call.
+    """Rows that a backend scores in one call: ragged, so that no padding can reach a score.
 
-    ``pad_left`` and ``pad_right`` add that many padding columns beyond the longest row: scores must not notice.
+    A padded engine gets its padding from :meth:`arrays`, always on the right; ``extra`` more columns of it must not
+    change a score, which the suite checks.
     """
 
     rows: Sequence[Encoded]
     pad_id: int = 0
-    pad_left: int = 0
-    pad_right: int = 0
+    extra: int = 0
+
+    @classmethod
+    def from_padded(
+        cls, input_ids: NDArray[np.int64], attention_mask: NDArray[np.int64], *, pad_id: int = 0
+    ) -> Batch:
+        """Take the rows out of padded arrays [rows, columns], as trainers hold them, whichever side the padding is on."""
+        kept = [np.flatnonzero(mask) for mask in np.asarray(attention_mask)]
+        rows = [np.asarray(ids)[columns] for ids, columns in zip(input_ids, kept, strict=True)]
+        return cls([Encoded(ids.astype(np.int64), np.zeros(len(ids), np.int64)) for ids in rows], pad_id)
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -106,19 +117,18 @@ class Batch:
         """Return the padded int64 arrays [rows, columns] by the names transformers gives them.
 
         ``input_ids``, ``attention_mask``, ``token_type_ids``, ``position_ids`` (0 … n-1 over the real tokens, 0 on
-        padding) and ``last`` [rows], the column of each row's last real token.
+        padding) and ``last`` [rows], the column that a decoder's head reads.
         """
-        shape = (len(self.rows), self.pad_left + self.longest + self.pad_right)
+        shape = (len(self.rows), self.longest + self.extra)
         out = {name: np.zeros(shape, np.int64) for name in ("attention_mask", "token_type_ids", "position_ids")}
         out["input_ids"] = np.full(shape, self.pad_id, np.int64)
-        lengths = np.array([len(row.ids) for row in self.rows], np.int64)
-        out["last"] = self.pad_left + lengths - 1
+        out["last"] = np.array([row.last % len(row.ids) for row in self.rows], np.int64)
         for index, row in enumerate(self.rows):
-            columns = slice(self.pad_left, self.pad_left + len(row.ids))
-            out["input_ids"][index, columns] = row.ids
-            out["token_type_ids"][index, columns] = row.type_ids
-            out["position_ids"][index, columns] = np.arange(len(row.ids))
-            out["attention_mask"][index, columns] = 1
+            tokens = len(row.ids)
+            out["input_ids"][index, :tokens] = row.ids
+            out["token_type_ids"][index, :tokens] = row.type_ids
+            out["position_ids"][index, :tokens] = np.arange(tokens)
+            out["attention_mask"][index, :tokens] = 1
         return out
 
 
