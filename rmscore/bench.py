@@ -84,7 +84,17 @@ def run(settings: SuiteSettings, out: Path, progress: Progress, *, overwrite: bo
         watcher = Watcher(progress)
         arguments = [
             *_suite_target(),
-            *("-q", "--no-header", "--no-summary", "-s", "-c", os.devnull, "--rootdir", folder, "--import-mode=importlib"),
+            *(
+                "-q",
+                "--no-header",
+                "--no-summary",
+                "-s",
+                "-c",
+                os.devnull,
+                "--rootdir",
+                folder,
+                "--import-mode=importlib",
+            ),
             *("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:randomly"),
             *("--benchmark-quiet", "--benchmark-only", "--benchmark-json", str(saved), "--basetemp", f"{folder}/tmp"),
             *_options(settings),

@@ -176,7 +176,7 @@ def _from_hub(name: str) -> Path:
         raise CheckpointError(f"{name}: no such folder; give a checkpoint folder or a hub id such as org/name")
     try:
         from huggingface_hub import constants, snapshot_download
-        from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ImportError as error:
         raise CheckpointError(
             f"{name}: no such folder, and hub ids need huggingface_hub: pip install 'rmscore[hub]'"

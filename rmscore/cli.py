@@ -16,7 +16,7 @@ except ImportError as missing:
     sys.stderr.write(f"error: the command line needs {missing.name}: pip install 'rmscore[cli]'\n")
     sys.exit(2)
 
-from rmscore.errors import RmscoreError, RowError, SettingError
+from rmscore.errors import RmscoreError, SettingError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -72,7 +72,9 @@ def make_model_command(
 
 @app.command()
 def score(
-    rows: Annotated[str, typer.Argument(metavar="ROWS", help="jsonl(.gz), csv(.gz), parquet, or - for jsonl on stdin.")],
+    rows: Annotated[
+        str, typer.Argument(metavar="ROWS", help="jsonl(.gz), csv(.gz), parquet, or - for jsonl on stdin.")
+    ],
     model: ModelOption,
     backend: Annotated[str, typer.Option(help="See `rmscore backends`; auto picks one and says why.")] = "auto",
     device: DeviceOption = "cpu",
@@ -110,7 +112,9 @@ def score(
         max_length=max_length, truncation=truncation, activation=activation, allow_missing_specials=allow_missing_specials,
     )  # fmt: skip
     with scorer:
-        _say(f"{model}: backend {scorer.name} ({scorer.chosen_because}), {device} {precision}, batching {scorer.batching}")
+        _say(
+            f"{model}: backend {scorer.name} ({scorer.chosen_because}), {device} {precision}, batching {scorer.batching}"
+        )
         writer = (
             StreamWriter(sys.stdout)
             if output is None
@@ -193,7 +197,9 @@ def bench(
 @app.command()
 def compare(
     base: Annotated[Path, typer.Argument(metavar="BASE.json", help="Saved run; alone, its cells are compared.")],
-    candidate: Annotated[Path | None, typer.Argument(metavar="CANDIDATE.json", help="Run to hold against BASE.")] = None,
+    candidate: Annotated[
+        Path | None, typer.Argument(metavar="CANDIDATE.json", help="Run to hold against BASE.")
+    ] = None,
     margin: Annotated[str, typer.Option(help="Difference that does not matter.")] = "5%",
     metric: Annotated[str, typer.Option(help="rows_per_second, p50 or p95.")] = "rows_per_second",
     baseline: Annotated[str | None, typer.Option(help="Cell that all others are held against.")] = None,

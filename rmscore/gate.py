@@ -38,14 +38,20 @@ def failed_gate(comparison: Comparison, words: Sequence[str]) -> list[str]:
     if not words:
         return []
     lines = [
-        f"{pair.candidate} is {pair.verdict} than {pair.base}" if pair.base != pair.candidate else f"{pair.candidate} is {pair.verdict}"
+        f"{pair.candidate} is {pair.verdict} than {pair.base}"
+        if pair.base != pair.candidate
+        else f"{pair.candidate} is {pair.verdict}"
         for pair in comparison.pairs
         if pair.verdict in words
     ]
     if comparison.candidate is not None:
         lines += [f"{cell} is gone from {comparison.candidate.path}" for cell in comparison.gone]
     judged = "candidate" if comparison.candidate is not None else "base"
-    lines += [f"{each.cell}, launch {each.launch}, failed: {each.last_words}" for side, each in comparison.failures if side == judged]
+    lines += [
+        f"{each.cell}, launch {each.launch}, failed: {each.last_words}"
+        for side, each in comparison.failures
+        if side == judged
+    ]
     return lines
 
 

@@ -31,9 +31,13 @@ class WorkerFailure(BackendError):
 
 def worker_environment(threads: int, scratch: Path) -> dict[str, str]:
     """Return the whole environment of a worker: threads set before any library is imported, no network, own caches."""
-    return {name: os.environ[name] for name in INHERITED if name in os.environ} | worker_settings(threads) | {
-        "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
-    }
+    return (
+        {name: os.environ[name] for name in INHERITED if name in os.environ}
+        | worker_settings(threads)
+        | {
+            "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
+        }
+    )
 
 
 def worker_settings(threads: int) -> dict[str, str]:

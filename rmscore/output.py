@@ -241,15 +241,17 @@ def _meta(file: Path) -> Path:
 def _written(line: bytes, row: Row | None, where: str) -> tuple[Row, Score]:
     try:
         record = json.loads(line)
-        found, score = record["id"], record["score"]
+        found, score = record["id"], np.array(record["score"], np.float32)
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise OutputError(f"{where}: is no scored row; repair it or start again by --overwrite") from error
+    if not np.isfinite(score).all():
+        raise OutputError(f"{where}: is no scored row; repair it or start again by --overwrite")
     if row is None:
         raise OutputError(f"{where}: has id {found!r:.60} where the input has ended; give the input it was begun with")
     if found != row.id:
         expected = f"{row.where} has {row.id!r:.60}"
         raise OutputError(f"{where}: has id {found!r:.60} where {expected}; give the input it was begun with")
-    return row, score
+    return row, score.tolist()
 
 
 def _whole_lines(file: Path) -> int:

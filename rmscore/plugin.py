@@ -85,7 +85,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     try:
         order = _settings(metafunc.config, model="", rows="").order()
     except EngineMissing as error:
-        metafunc.parametrize("rm_launch", [pytest.param(None, marks=pytest.mark.skip(reason=str(error)))], indirect=True)
+        metafunc.parametrize(
+            "rm_launch", [pytest.param(None, marks=pytest.mark.skip(reason=str(error)))], indirect=True
+        )
         return
     except RmscoreError as error:
         raise pytest.UsageError(str(error)) from error
@@ -106,7 +108,11 @@ def _settings(config: pytest.Config, *, model: str, rows: str) -> SuiteSettings:
         name = option.replace("-", "_")
         default = getattr(SuiteSettings("", ""), name)
         try:
-            given[name] = tuple(part.strip() for part in text.split(",") if part.strip()) if isinstance(default, tuple) else type(default)(text)
+            given[name] = (
+                tuple(part.strip() for part in text.split(",") if part.strip())
+                if isinstance(default, tuple)
+                else type(default)(text)
+            )
         except ValueError as error:
             raise SettingError(f"--rm-{option} {text!r}: give a number") from error
         if given[name] == ():
@@ -195,6 +201,12 @@ def _cuda_works() -> bool:
     """Ask a child, so that this process never holds a CUDA context beside the measured one."""
     probe = "import sys, torch; sys.exit(not torch.cuda.is_available())"
     return subprocess.run([sys.executable, "-c", probe], check=False, capture_output=True).returncode == 0  # noqa: S603
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_update_machine_info(machine_info: dict[str, Any]) -> None:
+    """Leave the host's name out: files are shared, and the name says nothing about speed."""
+    machine_info.pop("node", None)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -139,7 +139,9 @@ class Scorer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -186,7 +188,9 @@ def load(
 def as_rows(rows: Iterable[Row | Mapping[str, Any] | str]) -> Iterator[Row]:
     """Pass Row objects through and read everything else with :func:`rmscore.rows.read_rows`."""
     if isinstance(rows, str | bytes | Mapping):
-        raise RowError(f"rows: a list of rows is needed, not one {type(rows).__name__}; to score a file use read_rows(path)")
+        raise RowError(
+            f"rows: a list of rows is needed, not one {type(rows).__name__}; to score a file use read_rows(path)"
+        )
     rows = iter(rows)
     first = next(rows, None)
     if first is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -83,7 +82,9 @@ class Suite:
         try:
             reference = self._reference()
             self._prepare(cell)
-            outcome = launch(self._job(cell, self.settings.passes), self.scratch, timeout_seconds=self.settings.timeout_seconds)
+            outcome = launch(
+                self._job(cell, self.settings.passes), self.scratch, timeout_seconds=self.settings.timeout_seconds
+            )
         except WorkerFailure as error:
             self.failures.append({"cell": str(cell), "launch": number, "last_words": str(error)})
             raise WorkerFailure(f"{cell}, launch {number}: the worker {error}") from error
@@ -125,7 +126,8 @@ class Suite:
         return {
             "environment": environment(),
             "worker_environment": worker_settings(self.threads),
-            "settings": asdict(self.settings) | {"model": Path(self.settings.model).name, "rows": Path(self.settings.rows).name},
+            "settings": asdict(self.settings)
+            | {"model": Path(self.settings.model).name, "rows": Path(self.settings.rows).name},
             "seed": self.settings.seed,
             "prepared": self.prepared,
             "failures": self.failures,
@@ -133,14 +135,18 @@ class Suite:
 
     def _job(self, cell: Cell, passes: int) -> Job:
         settings = self.settings
-        return Job(settings.model, settings.rows, **asdict(cell), threads=self.threads, passes=passes, limit=settings.limit)
+        return Job(
+            settings.model, settings.rows, **asdict(cell), threads=self.threads, passes=passes, limit=settings.limit
+        )
 
     def _reference(self) -> Outcome:
         """Return the judge's scores, computed once per checkpoint, rows and versions, and kept in the cache."""
         if isinstance(self.reference, WorkerFailure):
             raise self.reference
         if self.reference is None:
-            job = Job(self.settings.model, self.settings.rows, "reference", threads=self.threads, limit=self.settings.limit)
+            job = Job(
+                self.settings.model, self.settings.rows, "reference", threads=self.threads, limit=self.settings.limit
+            )
             with Path(job.rows).open("rb") as file:
                 rows_file = hashlib.file_digest(file, "sha256").hexdigest()
             key = {
@@ -169,7 +175,10 @@ class Suite:
         if str(cell) not in self.prepared:
             self.prepared[str(cell)] = None
             cold = launch(self._job(cell, 0), self.scratch, timeout_seconds=self.settings.timeout_seconds)
-            self.prepared[str(cell)] = {"load_seconds": cold.load_seconds, "first_call_seconds": cold.first_call_seconds}
+            self.prepared[str(cell)] = {
+                "load_seconds": cold.load_seconds,
+                "first_call_seconds": cold.first_call_seconds,
+            }
 
 
 def open_suite(settings: SuiteSettings, scratch: Path) -> Suite:

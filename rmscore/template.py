@@ -44,7 +44,7 @@ def load_template(model: RewardModel) -> Render | None:
         raise jinja2.TemplateError(message)
 
     # the environment transformers renders with (utils/chat_template_utils.py, _compile_jinja_template)
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])  # noqa: S701
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)  # noqa: DTZ005

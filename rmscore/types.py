@@ -91,9 +91,7 @@ class Batch:
     extra: int = 0
 
     @classmethod
-    def from_padded(
-        cls, input_ids: NDArray[np.int64], attention_mask: NDArray[np.int64], *, pad_id: int = 0
-    ) -> Batch:
+    def from_padded(cls, input_ids: NDArray[np.int64], attention_mask: NDArray[np.int64], *, pad_id: int = 0) -> Batch:
         """Take the rows out of padded arrays [rows, columns], as trainers hold them, whichever side the padding is on."""
         kept = [np.flatnonzero(mask) for mask in np.asarray(attention_mask)]
         rows = [np.asarray(ids)[columns] for ids, columns in zip(input_ids, kept, strict=True)]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rmscore.backends import Settings, load_backend
-from rmscore.encode import Encoder, encode
 from rmscore.plan import parse_batching, plan
 from rmscore.score import check_finite
 from rmscore.tolerance import MAX_DELTA, RANKED_DELTA_OF_SPREAD, Agreement, agreement
@@ -48,7 +47,9 @@ class Check:
         return invariant and self.agreement.passes(self.settings.device, self.effective_precision)
 
 
-def reference_scores(model: RewardModel, encoded: Sequence[Encoded], threads: int, tick: Callable[[int], None]) -> NDArray[np.float32]:
+def reference_scores(
+    model: RewardModel, encoded: Sequence[Encoded], threads: int, tick: Callable[[int], None]
+) -> NDArray[np.float32]:
     """Return the judge's scores [rows, objectives]; ``tick`` is told the number of rows just scored."""
     judge = load_backend("reference", model, Settings(threads=threads))
     try:

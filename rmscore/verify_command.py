@@ -78,7 +78,9 @@ def _names(backends: Sequence[str], settings: Settings) -> list[str]:
             continue
         names.append(name)
     if not names:
-        raise SettingError(f"no installed backend runs {settings.precision} on {settings.device}; see `rmscore backends`")
+        raise SettingError(
+            f"no installed backend runs {settings.precision} on {settings.device}; see `rmscore backends`"
+        )
     return names
 
 

@@ -56,7 +56,9 @@ class TextEncoder:
             )
         )
         return [
-            next(whole) if words is None else np.array(list(chain.from_iterable(map(lookup.__getitem__, words))), np.int64)
+            next(whole)
+            if words is None
+            else np.array(list(chain.from_iterable(map(lookup.__getitem__, words))), np.int64)
             for words in cut
         ]
 

@@ -72,7 +72,12 @@ def run(job: Job) -> Outcome:
 
     started = time.perf_counter()
     scorer = load(
-        job.model, backend=job.backend, device=job.device, precision=job.precision, batching=job.batching, threads=job.threads
+        job.model,
+        backend=job.backend,
+        device=job.device,
+        precision=job.precision,
+        batching=job.batching,
+        threads=job.threads,
     )
     load_seconds = time.perf_counter() - started
     rows, encoded, encode_seconds = _encoded(scorer, job)
@@ -113,7 +118,11 @@ def run(job: Job) -> Outcome:
 def preference_pairs(rows: Sequence[Row]) -> list[list[int]]:
     """Return [chosen, rejected] positions of the preference pairs among the rows."""
     halves = {(row.pair, row.side): index for index, row in enumerate(rows) if row.side}
-    return [[i, halves[pair, "rejected"]] for (pair, side), i in halves.items() if side == "chosen" and (pair, "rejected") in halves]
+    return [
+        [i, halves[pair, "rejected"]]
+        for (pair, side), i in halves.items()
+        if side == "chosen" and (pair, "rejected") in halves
+    ]
 
 
 def _encoded(scorer: Scorer, job: Job) -> tuple[list[Row], list[Encoded], float]:

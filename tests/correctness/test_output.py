@@ -126,7 +126,7 @@ def test_a_stop_keeps_what_was_written(tmp_path):
         score_all(path, stop_after=2)
     assert names(tmp_path) == ["out.jsonl.part", "out.jsonl.part.meta.json"]
     replayed, scored = score_all(path, resume=True)
-    assert replayed == list(zip(ROWS[:6], SCORES[:6], strict=True))
+    assert replayed == list(zip(ROWS[:6], np.array(SCORES[:6], np.float32).tolist(), strict=True))
     assert scored == 2
     assert path.read_text() == WHOLE
     assert names(tmp_path) == ["out.jsonl", "out.jsonl.meta.json"]
@@ -205,7 +205,19 @@ def test_another_input_is_refused(tmp_path, rows, says):
     assert path.read_text() == WHOLE
 
 
-@pytest.mark.parametrize("line", ["", "{", "[]", '{"id": 1}', "null", '{"score": 1, "text": "an input"}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "{",
+        "[]",
+        '{"id": 1}',
+        "null",
+        '{"id": "r1", "score": null}',
+        '{"score": 1, "text": "an input"}',
+        '{"id": "r1", "score": "a"}',
+    ],
+)
 def test_a_file_of_something_else_is_refused(tmp_path, line):
     """A line that is no scored row stops a resumed run before anything is changed."""
     path = tmp_path / "out.jsonl"
