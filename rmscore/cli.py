@@ -162,7 +162,7 @@ def verify(
 def bench(
     model: ModelOption,
     rows: Annotated[str, typer.Option("--rows", help="File of rows to score.")],
-    backends: Annotated[str, typer.Option(help="a,b")] = "eager,compile,onnxruntime",
+    backends: Annotated[str, typer.Option(help="a,b; a@one measures a with that batching alone.")] = "eager,compile,onnxruntime",
     devices: Annotated[str, typer.Option(help="cpu,cuda")] = "cpu",
     precisions: Annotated[str, typer.Option(help="fp32,bf16,…")] = "fp32",
     batching: Annotated[str, typer.Option(help="one,naive:8,bucketed:8,tokens:2048")] = "one",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 OPTIONS = {
     "model": ("DIR", "checkpoint folder or hub id (default: a tiny model made for the run)"),
     "rows": ("FILE", "rows to score (default: the sample that ships with rmscore)"),
-    "backends": ("A,B", "backends to measure (default: eager,compile,onnxruntime)"),
+    "backends": ("A,B", "backends to measure, eager@one for one batching alone (default: eager,compile,onnxruntime)"),
     "devices": ("A,B", "devices to measure on: cpu, cuda (default: cpu)"),
     "precisions": ("A,B", "precisions to measure (default: fp32)"),
     "batching": ("A,B", "batching policies, such as one,naive:8,bucketed:8 (default: one)"),

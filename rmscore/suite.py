@@ -42,11 +42,13 @@ class SuiteSettings:
     def cells(self) -> tuple[Cell, ...]:
         """Return every combination that its backend can run, checked; SettingError where a backend can run none.
 
-        Combinations a backend does not have (a precision it lacks) are left out; batching names are normalised.
+        Combinations a backend does not have (a precision it lacks) are left out; batching names are normalised. A
+        backend written ``eager@one`` is measured with that batching alone.
         """
-        policies = [str(parse_batching(text)) for text in self.batching]
         cells: list[Cell] = []
-        for backend in self.backends:
+        for named in self.backends:
+            backend, _, own = named.partition("@")
+            policies = [str(parse_batching(text)) for text in ([own] if own else self.batching)]
             spec = find(backend)
             able = [(d, p) for d in self.devices for p in self.precisions if p in spec.precisions.get(d, ())]
             if not able:
