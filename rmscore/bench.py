@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rmscore.errors import EngineMissing, OutputError
+from rmscore.plugin import STATE
 from rmscore.results import Cell
 from rmscore.suite import SuiteSettings, open_suite
 
@@ -30,6 +31,9 @@ class Progress(Protocol):
     def end_launch(self, cell: str, launch: int, seconds: float, result: str) -> None:
         """Hear of one finished launch and what came of it."""
 
+    def note(self, text: str) -> None:
+        """Hear what takes time beside the launches."""
+
 
 class Watcher:
     """A pytest plugin that reports launches as they end and keeps pytest's own output away."""
@@ -38,6 +42,10 @@ class Watcher:
         self.progress = progress
         self.failures = 0
         self._started = 0.0
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Let the run speak through the progress."""
+        session.config.stash[STATE].say = self.progress.note
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Tell how many launches were collected."""
@@ -96,7 +104,14 @@ def run(settings: SuiteSettings, out: Path, progress: Progress, *, overwrite: bo
                 "--import-mode=importlib",
             ),
             *("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:randomly"),
-            *("--benchmark-quiet", "--benchmark-only", "--benchmark-json", str(saved), "--basetemp", f"{folder}/tmp"),
+            *(
+                "--benchmark-quiet",
+                "--benchmark-only",
+                "--benchmark-json",
+                str(saved),
+                "--basetemp",
+                f"{folder}/scratch",
+            ),
             *_options(settings),
         ]
         with _quiet_stdout():
@@ -109,9 +124,9 @@ def run(settings: SuiteSettings, out: Path, progress: Progress, *, overwrite: bo
 
 def _suite_target() -> list[str]:
     if importlib.util.find_spec("rmscore_suite") is not None:
-        return ["--pyargs", "rmscore_suite.perf"]
-    beside = Path(__file__).parent.parent / "tests" / "perf"
-    if beside.is_dir():
+        return ["--pyargs", "rmscore_suite.perf.test_launches"]
+    beside = Path(__file__).parent.parent / "tests" / "perf" / "test_launches.py"
+    if beside.is_file():
         return [str(beside)]
     raise EngineMissing("the suite (package rmscore_suite) is not installed: pip install 'rmscore[suite]'")
 

@@ -120,6 +120,10 @@ def score(
             if output is None
             else OutputWriter(output, scorer.decides(), resume=resume, overwrite=overwrite)
         )
+        if isinstance(writer, OutputWriter) and not writer.settings_checked:
+            _say(
+                f"{output}: nothing beside it says how its rows were scored; make sure that it was with these settings"
+            )
         tally = PreferenceTally() if scorer.model.objectives == 1 else None
         every = itertools.chain([first], source) if first is not None else iter(())
         with counting("scoring", total) as tick:
@@ -160,9 +164,13 @@ def verify(
 
 @app.command()
 def bench(
-    model: ModelOption,
-    rows: Annotated[str, typer.Option("--rows", help="File of rows to score.")],
-    backends: Annotated[str, typer.Option(help="a,b; a@one measures a with that batching alone.")] = "eager,compile,onnxruntime",
+    model: Annotated[
+        str, typer.Option(metavar="DIR", help="Checkpoint folder or hub id (default: a local model).")
+    ] = "",
+    rows: Annotated[str, typer.Option(help="File of rows to score (default: the sample that ships here).")] = "",
+    backends: Annotated[
+        str, typer.Option(help="a,b; a@one measures a with that batching alone.")
+    ] = "eager,compile,onnxruntime",
     devices: Annotated[str, typer.Option(help="cpu,cuda")] = "cpu",
     precisions: Annotated[str, typer.Option(help="fp32,bf16,…")] = "fp32",
     batching: Annotated[str, typer.Option(help="one,naive:8,bucketed:8,tokens:2048")] = "one",
@@ -178,13 +186,18 @@ def bench(
     """Measure backend × device × precision × batching, each launch in its own process, and compare. Exit 1 on a failure."""
     from rmscore.bench import run
     from rmscore.compare import compare as compare_runs
+    from rmscore.data import sample_path
+    from rmscore.local_model import LOCAL_SHAPE, local_model
     from rmscore.progress import BenchProgress
     from rmscore.report import terminal
     from rmscore.results import read
     from rmscore.suite import SuiteSettings
 
+    if not model:
+        model = str(local_model())
+        _say(f"no --model: measuring a {LOCAL_SHAPE} of random weights, whose speed is that of trained ones")
     settings = SuiteSettings(
-        model, rows, _list(backends), _list(devices), _list(precisions), _list(batching),
+        model, rows or str(sample_path()), _list(backends), _list(devices), _list(precisions), _list(batching),
         launches, passes, limit, seed, threads, timeout,
     )  # fmt: skip
     with BenchProgress() as progress:

@@ -3,7 +3,8 @@
 What becomes of a row:
 
 * a chat template in the checkpoint renders prompt/response, dialogues and messages, and alone makes special tokens;
-* without one, an encoder reads (prompt, response) as a pair and a decoder reads prompt and response as one text;
+* without one, an encoder reads (prompt, response) as a pair, a decoder both as one text (of a dialogue, with the
+  speaker's marker between them);
 * ``text`` is encoded as the tokenizer encodes it. Control tokens spelled out there act as control tokens and are
   counted (``Encoded.controls``); everywhere else content is plain text whatever it spells;
 * a text that spells the BOS token which the tokenizer adds too gets one BOS;
@@ -123,7 +124,7 @@ def _segments(encoder: Encoder, row: Row) -> _Segments:
     if isinstance(content, Chat):
         content = _single_exchange(row, content)
     if encoder.causal:
-        return _Segments((content.prompt + content.response,))
+        return _Segments((content.prompt + content.joint + content.response,))
     return _Segments((content.prompt, content.response))
 
 

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rmscore.errors import BackendError
 from rmscore.worker import Job, Outcome
@@ -103,9 +104,9 @@ def _said(log: str) -> str:
     return f": {lines[-1][-LAST_WORDS:]}" if lines else ""
 
 
-def _read(path: Path, log: str) -> Mapping[str, object]:
+def _read(path: Path, log: str) -> Mapping[str, Any]:
     try:
-        outcome: Mapping[str, object] = json.loads(path.read_text(encoding="utf-8"))
+        outcome: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise WorkerFailure(f"ended without an outcome{_said(log)}") from error
     return outcome

@@ -7,8 +7,8 @@ import functools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -45,7 +45,7 @@ class State:
     """The plugin's own state, kept on the pytest configuration."""
 
     suite: Suite | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
+    say: Callable[[str], None] = str
 
 
 STATE = pytest.StashKey[State]()
@@ -165,6 +165,7 @@ def rm_suite(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         pytest.skip(str(error))
     except RmscoreError as error:
         pytest.exit(str(error), returncode=2)
+    suite.say = config.stash[STATE].say
     config.stash[STATE].suite = suite
     return suite
 
@@ -177,7 +178,7 @@ def _tiny_model(folder: Path) -> Path:
 
 
 @pytest.fixture
-def rm_launch(request: pytest.FixtureRequest) -> Iterator[Launch]:
+def rm_launch(request: pytest.FixtureRequest) -> Launch:
     """Run one launch of one cell in a fresh process and return it; a worker that fails fails this test alone."""
     from rmscore.launch import WorkerFailure
     from rmscore.results import Cell
@@ -193,7 +194,7 @@ def rm_launch(request: pytest.FixtureRequest) -> Iterator[Launch]:
         outcome, agreed = suite.run(cell, number)
     except WorkerFailure as error:
         pytest.fail(str(error), pytrace=False)
-    yield Launch(cell, outcome.seconds_per_batch, suite.extra_info(cell, number, outcome, agreed), agreed)
+    return Launch(cell, outcome.seconds_per_batch, suite.extra_info(cell, number, outcome, agreed), agreed)
 
 
 @functools.cache

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Self
 
 from rmscore.errors import EngineMissing
 
@@ -25,7 +25,7 @@ def counting(title: str, total: int | None, unit: str = "rows") -> Iterator[Call
     """Show a bar while the block runs; call the yielded function with the number just done. Nothing off a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda done: None
+        yield lambda _: None
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     rate = TextColumn(f"{{task.fields[rate]:.3g}} {unit}/s")
@@ -54,7 +54,7 @@ class BenchProgress:
         self.total = 0
         self.done = 0
 
-    def __enter__(self) -> BenchProgress:
+    def __enter__(self) -> Self:
         self.bar.start()
         return self
 
@@ -65,6 +65,10 @@ class BenchProgress:
         """Show an empty bar."""
         self.total = launches
         self.task = self.bar.add_task("measuring", total=launches)
+
+    def note(self, text: str) -> None:
+        """Print what takes time beside the launches."""
+        self.bar.console.print(text, markup=False)
 
     def end_launch(self, cell: str, launch: int, seconds: float, result: str) -> None:
         """Print the launch and move the bar."""
@@ -80,14 +84,8 @@ def count_lines(source: str) -> int | None:
     path = Path(source)
     if source == "-" or not path.is_file() or path.suffix == ".parquet":
         return None
-    opened = gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
     try:
-        with opened as file:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             return sum(block.count(b"\n") for block in iter(lambda: file.read(BLOCK_BYTES), b""))
     except (OSError, EOFError):
         return None  # reading the rows will say what is wrong
-
-
-def on_terminal() -> bool:
-    """Whether standard error is a terminal."""
-    return sys.stderr.isatty()

@@ -152,7 +152,8 @@ def _dialogue(text: str, where: str) -> Exchange:
     turns = tuple(
         Message(_ROLES[speaker], content.strip()) for speaker, content in zip(parts[::2], parts[1::2], strict=True)
     )
-    return Exchange(text[2 : max(2, text.rindex("\n\nAssistant:"))], turns[-1].content, turns)
+    prompt = text[2 : max(2, text.rindex("\n\nAssistant:"))]
+    return Exchange(prompt, turns[-1].content, turns, joint="\n\nAssistant: " if prompt else "Assistant: ")
 
 
 def _turns(value: Any, field: str, role: str, where: str) -> tuple[Message, ...]:  # noqa: ANN401 - a user's

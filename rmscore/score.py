@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from rmscore.backends import Settings, load_backend
+from rmscore.backends import BUILT_IN, Settings, find, load_backend
 from rmscore.checkpoint import RewardModel, content_hash, open_checkpoint
 from rmscore.encode import Encoder, encode, load_encoder
 from rmscore.environment import affinity_cores, environment
@@ -175,8 +175,6 @@ def load(
     checkpoint = open_checkpoint(model)
     settings = Settings(device, precision, threads or affinity_cores())
     name, why = (backend, "asked for") if backend != "auto" else _choose(settings)
-    from rmscore.backends import find
-
     find(name, settings)
     encoder = load_encoder(
         checkpoint, max_tokens=max_length, truncation=truncation, allow_missing_specials=allow_missing_specials
@@ -195,13 +193,15 @@ def as_rows(rows: Iterable[Row | Mapping[str, Any] | str]) -> Iterator[Row]:
     first = next(rows, None)
     if first is None:
         return iter(())
-    every = itertools.chain([first], rows)
-    return every if isinstance(first, Row) else read_rows(every)  # type: ignore[return-value]
+    every: Iterator[Any] = itertools.chain([first], rows)
+    return every if isinstance(first, Row) else read_rows(every)
 
 
 def check_finite(rows: Sequence[Row], values: NDArray[np.float32]) -> None:
     """Raise BackendError naming the first row whose score is NaN or infinite."""
-    bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1)) if len(values) else []
+    if not len(values):
+        return
+    bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
     if len(bad):
         raise BackendError(
             f"{rows[bad[0]].where}: the engine gave {values[bad[0]].tolist()}, which is no score "
@@ -210,8 +210,6 @@ def check_finite(rows: Sequence[Row], values: NDArray[np.float32]) -> None:
 
 
 def _choose(settings: Settings) -> tuple[str, str]:
-    from rmscore.backends import BUILT_IN
-
     if settings.device != "cpu" or settings.precision != "fp32":
         return "eager", f"the default on {settings.device} in {settings.precision}"
     if BUILT_IN["onnxruntime"].missing():

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from rmscore.output import OutputWriter, StreamWriter, score_line
 from rmscore.preference import PreferenceTally
@@ -33,7 +33,7 @@ class StopRequest:
         self.asked = False
         self._say = say
 
-    def __enter__(self) -> StopRequest:
+    def __enter__(self) -> Self:
         self._main = threading.current_thread() is threading.main_thread()
         if self._main:
             self._before = signal.signal(signal.SIGINT, self._ask)

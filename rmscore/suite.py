@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -77,6 +78,8 @@ class Suite:
     failures: list[dict[str, Any]] = field(default_factory=list)
     reference: Outcome | WorkerFailure | None = None
     started: int = 0
+    say: Callable[[str], None] = str
+    """Told what a person would wait for without a word: the reference, the first start of an engine."""
 
     def run(self, cell: Cell, number: int) -> tuple[Outcome, Agreement]:
         """Run one launch. A worker that dies, hangs or refuses is recorded and raised as WorkerFailure."""
@@ -166,6 +169,7 @@ class Suite:
         return self.reference
 
     def _score_reference(self, job: Job, draft: Path) -> None:
+        self.say("scoring the rows with the reference, once for this checkpoint and these rows")
         outcome = launch(job, self.scratch, timeout_seconds=10 * self.settings.timeout_seconds)
         (draft / "outcome.json").write_text(json.dumps(asdict(outcome)), encoding="utf-8")
 
@@ -176,6 +180,7 @@ class Suite:
         """
         if str(cell) not in self.prepared:
             self.prepared[str(cell)] = None
+            self.say(f"first start of {cell}: exporting and compiling where the cache has nothing")
             cold = launch(self._job(cell, 0), self.scratch, timeout_seconds=self.settings.timeout_seconds)
             self.prepared[str(cell)] = {
                 "load_seconds": cold.load_seconds,

@@ -116,10 +116,11 @@ def _unknown(spec: Mapping[str, Any]) -> str | None:
     model = spec["model"]
     if model.get("type") == "Unigram" and model.get("unk_id") is not None:
         return str(model["vocab"][model["unk_id"]][0])
-    return model.get("unk_token")
+    unknown = model.get("unk_token")
+    return unknown if isinstance(unknown, str) else None
 
 
-def _token_text(value: Any) -> str | None:
+def _token_text(value: object) -> str | None:
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) else None
 
@@ -150,8 +151,7 @@ def _merge_parts(merge: str | list[str]) -> tuple[str, ...]:
 
 def _frame(tokenizer: tokenizers.Tokenizer, segments: int) -> Frame:
     """Learn what the post-processor puts around one or two segments by letting it process a word."""
-    words = ("a",) * segments
-    encoding = tokenizer.encode(*words, add_special_tokens=True)
+    encoding = tokenizer.encode("a", "a" if segments > 1 else None, add_special_tokens=True)
     content = len(tokenizer.encode("a", add_special_tokens=False).ids)
     parts: list[list[int]] = [[]]
     types: list[list[int]] = [[]]

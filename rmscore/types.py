@@ -32,11 +32,15 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A prompt and its response; ``turns`` is the same conversation for models with a chat template."""
+    """A prompt and its response; ``turns`` is the same conversation for models with a chat template.
+
+    ``joint`` is the text between the two where they are read as one, such as a dialogue's last speaker marker.
+    """
 
     prompt: str
     response: str
     turns: tuple[Message, ...] = ()
+    joint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +95,22 @@ class Batch:
     extra: int = 0
 
     @classmethod
-    def from_padded(cls, input_ids: NDArray[np.int64], attention_mask: NDArray[np.int64], *, pad_id: int = 0) -> Batch:
+    def from_padded(
+        cls,
+        input_ids: NDArray[np.int64],
+        attention_mask: NDArray[np.int64],
+        *,
+        token_type_ids: NDArray[np.int64] | None = None,
+        pad_id: int = 0,
+    ) -> Batch:
         """Take the rows out of padded arrays [rows, columns], as trainers hold them, whichever side the padding is on."""
+        types = np.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         kept = [np.flatnonzero(mask) for mask in np.asarray(attention_mask)]
-        rows = [np.asarray(ids)[columns] for ids, columns in zip(input_ids, kept, strict=True)]
-        return cls([Encoded(ids.astype(np.int64), np.zeros(len(ids), np.int64)) for ids in rows], pad_id)
+        rows = [
+            Encoded(np.asarray(ids, np.int64)[columns], np.asarray(kinds, np.int64)[columns])
+            for ids, kinds, columns in zip(input_ids, types, kept, strict=True)
+        ]
+        return cls(rows, pad_id)
 
     def __len__(self) -> int:
         """Return the number of rows."""

@@ -65,7 +65,7 @@ def check(
     reference: NDArray[np.float32],
     backend: str,
     settings: Settings,
-    tick: Callable[[int], None] = lambda rows: None,
+    tick: Callable[[int], None] = lambda _: None,
 ) -> Check:
     """Load a backend, score the rows in padded batches and hold them to the reference and to themselves.
 
@@ -104,7 +104,7 @@ def _score(
     batching: str,
     *,
     extra: int = 0,
-    tick: Callable[[int], None] = lambda rows: None,
+    tick: Callable[[int], None] = lambda _: None,
 ) -> NDArray[np.float32]:
     out = np.full((len(encoded), model.objectives), np.nan, np.float32)
     for indices in plan([len(row.ids) for row in encoded], parse_batching(batching), padded=engine.padded):

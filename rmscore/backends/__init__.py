@@ -114,7 +114,8 @@ def find(name: str, settings: Settings | None = None) -> BackendSpec:
         possible = spec.precisions[settings.device]
         if settings.precision not in possible:
             raise SettingError(
-                f"backend {name!r} has no precision {settings.precision!r} on {settings.device} (choose from: {', '.join(possible)})"
+                f"backend {name!r} has no precision {settings.precision!r} on {settings.device} "
+                f"(choose from: {', '.join(possible)})"
             )
     if spec.missing():
         raise EngineMissing(f"backend {name!r} needs {', '.join(spec.missing())}: {spec.pip}")

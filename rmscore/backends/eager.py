@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rmscore.backends import torch_model
+from rmscore.errors import BackendError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,8 +47,14 @@ class Eager:
         """Return float32 [rows, objectives]."""
         arrays = batch.arrays()
         inputs = {name: torch.from_numpy(arrays[name]).to(self._device) for name in self._names}
-        with torch.inference_mode():
-            scores: NDArray[np.float32] = self._forward(**inputs).float().cpu().numpy()
+        try:
+            with torch.inference_mode():
+                scores: NDArray[np.float32] = self._forward(**inputs).float().cpu().numpy()
+        except RuntimeError as error:  # out of memory among them
+            reason = " ".join(str(error).split())[:240]
+            raise BackendError(
+                f"PyTorch failed on {len(batch)} rows of up to {batch.longest} tokens: {reason}; try smaller batches"
+            ) from error
         return scores
 
     def close(self) -> None:

@@ -28,6 +28,8 @@ class RewardModule(nn.Module):
     ``forward`` gives for one unpadded row; the reference backend, which calls that, is the proof.
     """
 
+    model: Any
+
     def __init__(self, model: nn.Module, *, causal: bool) -> None:
         super().__init__()
         self.model = model
