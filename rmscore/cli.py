@@ -127,7 +127,11 @@ def score(
         tally = PreferenceTally() if scorer.model.objectives == 1 else None
         every = itertools.chain([first], source) if first is not None else iter(())
         with counting("scoring", total) as tick:
-            finished = score_file(scorer, every, writer, tally=tally, tick=tick, say=_say)
+            try:
+                finished = score_file(scorer, every, writer, tally=tally, tick=tick, say=_say)
+            except KeyboardInterrupt:
+                _say("stopped at once" + (f"; {output}.part can be gone on with by --resume" if output else ""))
+                sys.exit(130)
     from rmscore.summary import summary
 
     for line in summary(scorer.counts, finished, tally.finish() if tally else None, output, resume=resume):
@@ -143,7 +147,7 @@ def verify(
     backends: Annotated[str, typer.Option(help="a,b (default: all that are installed).")] = "",
     device: DeviceOption = "cpu",
     precision: PrecisionOption = "fp32",
-    limit: Annotated[int | None, typer.Option(help="Score only the first N rows (both sides of a pair count).")] = None,
+    limit: Annotated[int | None, typer.Option(help="Read only the first N rows of the source.")] = None,
     max_length: MaxLengthOption = None,
     truncation: TruncationOption = None,
     threads: ThreadsOption = None,
@@ -176,7 +180,7 @@ def bench(
     batching: Annotated[str, typer.Option(help="one,naive:8,bucketed:8,tokens:2048")] = "one",
     launches: Annotated[int, typer.Option(help="Fresh processes per cell.")] = 5,
     passes: Annotated[int, typer.Option(help="Measured passes over the rows in each launch.")] = 1,
-    limit: Annotated[int, typer.Option(help="Score only the first N rows, both sides of a pair counted (0: all).")] = 0,
+    limit: Annotated[int, typer.Option(help="Read only the first N rows of the file (0: all).")] = 0,
     seed: Annotated[int, typer.Option(help="Seed of the order within each block of launches.")] = 0,
     threads: Annotated[int, typer.Option(help="Threads of every engine (0: the cores this process may use).")] = 0,
     timeout: Annotated[float, typer.Option(help="Stop a launch after this many seconds.")] = 1800.0,

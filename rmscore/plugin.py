@@ -31,13 +31,13 @@ OPTIONS = {
     "batching": ("A,B", "batching policies, such as one,naive:8,bucketed:8 (default: one)"),
     "launches": ("N", "fresh processes per cell (default: 5; 1 with --benchmark-disable)"),
     "passes": ("N", "measured passes over the rows in each launch (default: 1)"),
-    "limit": ("N", "score only the first N rows; both sides of a preference pair count"),
+    "limit": ("N", "read only the first N rows of the file; a preference pair is one (default: all)"),
     "seed": ("N", "seed of the order within each block of launches (default: 0)"),
     "threads": ("N", "threads of every engine (default: the cores of the affinity mask)"),
     "timeout-seconds": ("S", "stop a launch after this time (default: 1800)"),
 }
-SAMPLE_LIMIT = 8
-"""Rows of the default run over the tiny model: enough for every batching policy, a second of work."""
+SAMPLE_LIMIT = 4
+"""Pairs of the default run over the tiny model: eight scored rows, a second of work."""
 
 
 @dataclass(slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 
 from rich.console import Console
 from rich.table import Table
@@ -41,7 +40,7 @@ def verify_all(
     encoder = load_encoder(
         checkpoint, max_tokens=max_length, truncation=truncation, allow_missing_specials=allow_missing_specials
     )
-    found = list(islice(read_rows(rows), limit))
+    found = list(read_rows(rows, limit=limit))
     if not found:
         raise RowError(f"{rows}: holds no rows, so there is nothing to verify")
     encoded = encode(encoder, found)

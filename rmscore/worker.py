@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one worker does. ``limit`` 0 means all rows; ``passes`` 0 means only the cold pass."""
+    """What one worker does. ``limit`` rows of the file are read, 0 means all; ``passes`` 0 means only the cold pass."""
 
     model: str
     rows: str
@@ -129,7 +128,7 @@ def _encoded(scorer: Scorer, job: Job) -> tuple[list[Row], list[Encoded], float]
     from rmscore.encode import encode
 
     started = time.perf_counter()
-    rows = list(islice(read_rows(job.rows), job.limit or None))
+    rows = list(read_rows(job.rows, limit=job.limit or None))
     if not rows:
         raise RowError(f"{job.rows}: holds no rows, so there is nothing to measure")
     return rows, encode(scorer.encoder, rows), time.perf_counter() - started

@@ -219,3 +219,21 @@ def test_importing_the_package_is_light():
     code = f"import rmscore, sys; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_memory_does_not_grow_with_the_file(tiny, monkeypatch, tmp_path):
+    """Scoring five times as many rows into a file takes no more memory at its peak."""
+    import tracemalloc
+
+    third_party(monkeypatch, BackendSpec("constant", Constant))
+    peaks = []
+    with rmscore.load(tiny("electra-small"), backend="constant", batching="naive:8", threads=1) as scorer:
+        for count in (1000, 1000, 5000):
+            source = tmp_path / f"rows{len(peaks)}.jsonl"
+            source.write_text('{"prompt": "some words", "response": "and some more words"}\n' * count)
+            tracemalloc.start()
+            finished = run(scorer, OutputWriter(tmp_path / f"o{len(peaks)}.jsonl", scorer.decides()), source)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+            assert finished.scored == count
+    assert peaks[2] < 1.2 * peaks[1]

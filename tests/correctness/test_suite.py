@@ -76,7 +76,7 @@ def test_a_failed_launch_is_recorded_and_the_run_goes_on(tiny, tmp_path):
         [
             *(sys.executable, "-m", "pytest", str(PERF), "-q", "-p", "dying", "-p", "no:cacheprovider", "-c", "/dev/null"),
             *("--rm-model", str(broken), "--rm-backends", "eager", "--rm-batching", "one,naive:2", "--rm-launches", "1"),
-            *("--rm-limit", "4", "--benchmark-json", str(out)),
+            *("--rm-limit", "2", "--benchmark-json", str(out)),
         ],
         capture_output=True, text=True, cwd=tmp_path, check=False, timeout=300, env={**__import__("os").environ, "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
