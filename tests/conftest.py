@@ -1,10 +1,27 @@
-"""Tiny models, made once a session, and a cache of the session's own."""
+"""Tiny models, made once a session, a cache of the session's own, and what needs an engine left out where there is none."""
 
 import functools
+import importlib.util
 
 import pytest
 
 from rmscore.rows import read_rows
+
+NEEDS = {
+    "correctness/test_compare.py": ("scipy",),
+    "correctness/test_environment.py": ("scipy",),
+    "correctness/test_report.py": ("scipy", "rich"),
+    "correctness/test_make_model.py": ("torch", "transformers", "safetensors", "sentencepiece"),
+}
+"""Test modules that cannot even be imported without these; the others skip by themselves."""
+
+collect_ignore = [
+    path for path, modules in NEEDS.items() if not all(importlib.util.find_spec(module) for module in modules)
+]
+
+
+def pytest_report_header():
+    return f"left out for want of an engine: {', '.join(collect_ignore)}" if collect_ignore else None
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -17,7 +34,9 @@ def own_cache(tmp_path_factory):
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory):
     """Return a function from a shape's name to the folder of its tiny model; nobody may change the folder."""
-    make_model = pytest.importorskip("rmscore.make_model", exc_type=Exception).make_model
+    pytest.importorskip("torch")
+    pytest.importorskip("sentencepiece")
+    from rmscore.make_model import make_model
 
     @functools.cache
     def build(shape):
@@ -28,7 +47,7 @@ def tiny(tmp_path_factory):
     return build
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def rows():
     """Rows of many lengths: empty, short, with marks and emoji, and longer than an encoder takes."""
     texts = ["", "Yes.", "Ça va très bien — merci! 🙂", "word " * 40, "It rained. " * 9, "far too long " * 300]

@@ -41,18 +41,10 @@ class Loaded:
         return self.engine.score(Batch([self.encoded[i] for i in indices], self.model.pad_id, extra))
 
 
-@pytest.fixture(scope="module")
-def module_rows():
-    from rmscore.rows import read_rows
-
-    texts = ["", "Yes.", "Ça va très bien — merci! 🙂", "word " * 40, "It rained. " * 9, "far too long " * 300]
-    return list(read_rows([{"prompt": f"What do you say to {n}?", "response": text} for n, text in enumerate(texts)]))
-
-
 @pytest.fixture(scope="module", params=ENGINES)
-def loaded(request, tiny, module_rows):
+def loaded(request, tiny, rows):
     name, shape = request.param
-    held = Loaded(name, tiny(shape), module_rows)
+    held = Loaded(name, tiny(shape), rows)
     yield held
     held.engine.close()
 
