@@ -8,6 +8,7 @@ What becomes of a row:
 * ``text`` is encoded as the tokenizer encodes it. Control tokens spelled out there act as control tokens and are
   counted (``Encoded.controls``); everywhere else content is plain text whatever it spells;
 * a text that spells the BOS token which the tokenizer adds too gets one BOS;
+* a pair keeps both segments when one is empty, as transformers does for a batch (alone, it drops an empty second one);
 * an empty text is scored like any other: its special tokens alone, at every position of a file. Where the tokenizer
   adds none there is nothing to score, and the row is refused by name;
 * a row over the limit is cut on ``truncation``'s side (pairs: longest segment first, as the tokenizers library does),

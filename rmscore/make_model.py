@@ -80,7 +80,7 @@ def empty_model(shape: str, tokenizer: Trained | None = None, *, tiny: bool = Fa
         values |= {f"{role}_token_id": tokenizer.id_of(f"{role}_token") for role in ("pad", "bos", "eos")}
     config = AutoConfig.for_model(find_shape(shape).model_type, **values)
     with torch.device("meta"):
-        model = AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-untyped-call]
+        model = AutoModelForSequenceClassification.from_config(config)
     model.config.architectures = [type(model).__name__]
     model.config.dtype = "float32"
     return model

@@ -65,11 +65,13 @@ class ParityReport:
     unknown_tokens: int = 0
     counts: Mapping[str, int] | None = None
     disagreements: tuple[Disagreement, ...] = ()
+    misnumbered: str | None = None
+    """A piece whose number on one side is neither that on the other nor as far from it as all others'."""
 
     @property
     def passes(self) -> bool:
         """Whether no disagreement is left that nothing explains; so too where nothing could be compared."""
-        return not (self.counts and self.counts.get("ids"))
+        return self.misnumbered is None and not (self.counts and self.counts.get("ids"))
 
     @property
     def many_unknown(self) -> bool:
@@ -83,6 +85,8 @@ class ParityReport:
         counts = self.counts or {}
         found = ", ".join(f"{counts[kind]} differ by {kind}" for kind in KINDS if kind in counts)
         lines = [f"tokenizer: {self.texts} texts against {self.reference}: {found or f'the same {self.compared}'}"]
+        if self.misnumbered is not None:
+            lines.append(f"  the vocabularies number {self.misnumbered!r} differently: not the model's tokenizer.json")
         for kind in counts:
             first = next(each for each in self.disagreements if each.kind == kind)
             lines.append(f"  {kind}: text {first.text}, character {first.position}: {first.detail}")
@@ -116,7 +120,9 @@ def parity(folder: Path, texts: Iterable[str]) -> ParityReport:
             counts[disagreement.kind] += 1
             if counts[disagreement.kind] <= _KEPT_PER_KIND:
                 found.append(disagreement)
-    return ParityReport(pair.name, "", pair.compared(), number, tokens, unknown, counts, tuple(found))
+    return ParityReport(
+        pair.name, "", pair.compared(), number, tokens, unknown, counts, tuple(found), pair.misnumbered()
+    )
 
 
 def same_to_tokenizer(tokenizer: tokenizers.Tokenizer, first: str, second: str) -> bool:

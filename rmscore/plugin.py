@@ -45,7 +45,7 @@ class State:
     """The plugin's own state, kept on the pytest configuration."""
 
     suite: Suite | None = None
-    say: Callable[[str], None] = str
+    say: Callable[[str], object] = str
 
 
 STATE = pytest.StashKey[State]()

@@ -78,7 +78,7 @@ class Suite:
     failures: list[dict[str, Any]] = field(default_factory=list)
     reference: Outcome | WorkerFailure | None = None
     started: int = 0
-    say: Callable[[str], None] = str
+    say: Callable[[str], object] = str
     """Told what a person would wait for without a word: the reference, the first start of an engine."""
 
     def run(self, cell: Cell, number: int) -> tuple[Outcome, Agreement]:

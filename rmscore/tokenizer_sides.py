@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -61,6 +62,21 @@ class Pair:
             return "pieces"
         names = ({index: side.piece(index) for index in range(size) if index != side.unknown} for side in sides)
         return "ids" if next(names) == next(names) else "pieces"
+
+    def misnumbered(self) -> str | None:
+        """Return a piece of the reference that ours numbers at another distance than most, None where all agree.
+
+        Conversions may move all ordinary pieces by one distance (XLM-R: by 1, for its own special tokens), never apart.
+        """
+        moved: dict[str, int] = {}
+        names = set(self.added.values())
+        for index in range(self.tokenizer.get_vocab_size(with_added_tokens=False)):
+            piece = None if index == self.reference.unknown else self.reference.piece(index)
+            ours = None if piece is None or piece in names else self.tokenizer.token_to_id(piece)
+            if piece is not None and ours is not None:
+                moved[piece] = ours - index
+        usual = Counter(moved.values()).most_common(1)
+        return next((piece for piece, distance in moved.items() if distance != usual[0][0]), None)
 
 
 def open_sides(folder: Path) -> Pair | str:

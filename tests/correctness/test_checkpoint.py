@@ -105,11 +105,13 @@ def rename_weights(folder, rename):
 def test_a_missing_head_is_refused(folder):
     """Weights without a classifier are refused before anything is scored."""
     rename_weights(folder, {b'"classifier.': b'"value_head.'})
-    with pytest.raises(CheckpointError, match="no head weights .* 'value_head.bias' is a value head"):
+    with pytest.raises(CheckpointError, match=r"no head weights .* 'value_head.bias' is a value head"):
         open_checkpoint(folder)
 
 
-@pytest.mark.parametrize("name", [b"classifier.weight", b"pooler.dense.weight", b"deberta.encoder.layer.1.output.dense.bias"])
+@pytest.mark.parametrize(
+    "name", [b"classifier.weight", b"pooler.dense.weight", b"deberta.encoder.layer.1.output.dense.bias"]
+)
 def test_a_single_missing_weight_is_refused(folder, name):
     """One weight that is not there would be random, so nothing is scored, whichever it is."""
     from rmscore.backends import Settings, load_backend

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -55,11 +56,19 @@ def test_dialogues_are_scored_twice_and_joined(tiny, tmp_path):
     """A preference pair gives two lines and counts for the accuracy; cut rows and empty answers are told."""
     path = tmp_path / "hh.jsonl.gz"
     start = "\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: Well?\n\nAssistant:"
-    pairs = [{"chosen": start + " Yes.", "rejected": start + " No."}, {"chosen": start + " ", "rejected": start + " x" * 900}]
+    pairs = [
+        {"chosen": start + " Yes.", "rejected": start + " No."},
+        {"chosen": start + " ", "rejected": start + " x" * 900},
+    ]
     with gzip.open(path, "wt") as file:
         file.writelines(json.dumps(pair) + "\n" for pair in pairs)
     done = rmscore("score", path, "--model", tiny("electra-small"), "--backend", "eager")
-    assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == ["0/chosen", "0/rejected", "1/chosen", "1/rejected"]
+    assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == [
+        "0/chosen",
+        "0/rejected",
+        "1/chosen",
+        "1/rejected",
+    ]
     assert "of 2 pairs" in done.stderr
     assert "1 rows were over the limit and lost" in done.stderr
     assert "1 responses are empty, scored as such" in done.stderr
@@ -99,7 +108,10 @@ def test_mistakes_are_one_line_and_exit_2(tiny, rows_file, tmp_path):
         (("score", rows_file, "--model", tmp_path / "empty"), "config.json: missing"),
         (("score", rows_file, "--model", "nobody/nothing"), "not in the hub cache"),
         (("score", rows_file, "--model", model, "--backend", "onxruntime"), "did you mean 'onnxruntime'"),
-        (("score", rows_file, "--model", model, "--backend", "eager", "--precision", "fp33"), "has no precision 'fp33'"),
+        (
+            ("score", rows_file, "--model", model, "--backend", "eager", "--precision", "fp33"),
+            "has no precision 'fp33'",
+        ),
         (("score", rows_file, "--model", model, "--device", "tpu"), "unknown device 'tpu'"),
         (("score", rows_file, "--model", model, "--batching", "bucket:8"), "did you mean 'bucketed:N'"),
         (("score", rows_file, "--model", model, "--carry", "score"), "the output has its own 'score'"),
@@ -112,7 +124,10 @@ def test_mistakes_are_one_line_and_exit_2(tiny, rows_file, tmp_path):
         (("compare", tmp_path / "half.json"), "half.json"),
         (("compare", tmp_path / "gone.json"), "gone.json"),
         (("compare", tmp_path / "not.json", "--fail-on", "slowest"), "did you mean 'slower'"),
-        (("bench", "--model", model, "--rows", rows_file, "--backends", "eagr", "-o", tmp_path / "r.json"), "did you mean 'eager'"),
+        (
+            ("bench", "--model", model, "--rows", rows_file, "--backends", "eagr", "-o", tmp_path / "r.json"),
+            "did you mean 'eager'",
+        ),
         (("verify", "--model", model, "--rows", rows_file, "--backends", "nope"), "unknown backend 'nope'"),
     ):
         done = rmscore(*words)
@@ -123,9 +138,9 @@ def test_mistakes_are_one_line_and_exit_2(tiny, rows_file, tmp_path):
 
 def test_a_full_disk_is_one_line_and_resumable(tiny, rows_file):
     """Where nothing can be written, the error names the output and is one line."""
-    if not os.path.exists("/dev/full"):
+    if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
-    with open("/dev/full", "w") as full:
+    with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "rmscore.cli", "score", rows_file, "--model", tiny("electra-small"), "--backend", "eager"],
             stdout=full, stderr=subprocess.PIPE, text=True, check=False,

@@ -40,7 +40,7 @@ def test_a_margin_is_a_share(text, fraction):
 
 def test_wrong_words_say_what_is_right():
     """A margin that is no number and a verdict that is none are told."""
-    with pytest.raises(SettingError, match="write it as 5% or 0.05"):
+    with pytest.raises(SettingError, match=r"write it as 5% or 0\.05"):
         parse_margin("five")
     with pytest.raises(SettingError, match="did you mean 'slower'"):
         parse_verdicts(("slowest",))

@@ -45,11 +45,17 @@ def test_a_refusal_is_the_workers_last_words(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL, most likely for want of memory"),
+        (
+            "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+            "was killed by SIGKILL, most likely for want of memory",
+        ),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "was killed by SIGSEGV"),
         ("raise MemoryError('no room for 9 GiB')", "exited with 1: MemoryError: no room for 9 GiB"),
         ("print('odd'); raise SystemExit(0)", "ended without an outcome: odd"),
-        ("import time; print('waiting', flush=True); time.sleep(60)", "gave no answer within 1 s and was stopped: waiting"),
+        (
+            "import time; print('waiting', flush=True); time.sleep(60)",
+            "gave no answer within 1 s and was stopped: waiting",
+        ),
     ],
 )
 def test_every_end_is_told(tiny, rows_file, tmp_path, monkeypatch, code, words):

@@ -56,7 +56,10 @@ def test_padding_is_what_a_padded_backend_adds(lengths, policy):
 def test_bucketing_pads_less_than_arrival_order():
     """Sorting short and long rows apart saves what naive batching pays."""
     lengths = [10, 500] * 8
-    costs = {name: padded_tokens(lengths, plan(lengths, parse_batching(name), padded=True)) for name in ("naive:8", "bucketed:8")}
+    costs = {
+        name: padded_tokens(lengths, plan(lengths, parse_batching(name), padded=True))
+        for name in ("naive:8", "bucketed:8")
+    }
     assert costs == {"naive:8": 8 * 490, "bucketed:8": 0}
 
 

@@ -119,7 +119,7 @@ def test_a_dialogue_is_split_at_its_last_answer():
     """The response is the last answer alone; every earlier turn is in the prompt (trl#1858 took the first)."""
     chosen, _ = read_rows([{"chosen": DIALOGUE, "rejected": DIALOGUE, "id": "d"}])
     prompt = "Human: Is it far?\n\nAssistant: Ten minutes.\n\nHuman: On foot?"
-    assert chosen.content == Exchange(prompt, "By bus.", (ASK, ANSWER, MORE, LAST))
+    assert chosen.content == Exchange(prompt, "By bus.", (ASK, ANSWER, MORE, LAST), "\n\nAssistant: ")
     assert (chosen.id, chosen.pair) == ("d/chosen", "d")
 
 

@@ -53,9 +53,10 @@ def test_one_row_instead_of_a_list_is_refused(scorer):
 def test_sigmoid_only_on_request_and_named(tiny):
     """The activation is applied where asked for, and the record names it."""
     folder = tiny("electra-small")
-    with rmscore.load(folder, backend="eager", threads=1) as raw, rmscore.load(
-        folder, backend="eager", threads=1, activation="sigmoid"
-    ) as squeezed:
+    with (
+        rmscore.load(folder, backend="eager", threads=1) as raw,
+        rmscore.load(folder, backend="eager", threads=1, activation="sigmoid") as squeezed,
+    ):
         a, b = raw.score(ROWS[:5]), squeezed.score(ROWS[:5])
     assert np.allclose(1 / (1 + np.exp(-a.values)), b.values, atol=1e-6)
     assert b.record["activation"] == "sigmoid"
@@ -70,7 +71,9 @@ def test_several_objectives_are_a_row_each(tiny, tmp_path):
     folder = shutil.copytree(tiny("electra-small"), tmp_path / "m")
     weights = load_file(folder / "model.safetensors")
     for name in ("classifier.out_proj.weight", "classifier.out_proj.bias"):
-        weights[name] = weights[name].repeat_interleave(3, 0) * (weights[name].new_tensor([1, 2, 3]).view(3, *[1] * (weights[name].ndim - 1)))
+        weights[name] = weights[name].repeat_interleave(3, 0) * (
+            weights[name].new_tensor([1, 2, 3]).view(3, *[1] * (weights[name].ndim - 1))
+        )
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     config |= {"id2label": {str(i): f"L{i}" for i in range(3)}, "label2id": {f"L{i}": i for i in range(3)}}
@@ -199,7 +202,9 @@ def test_an_installed_package_adds_a_backend(tiny, monkeypatch):
     assert "constant" in specs()
     with rmscore.load(tiny("electra-small"), backend="constant", batching="tokens:64") as scorer:
         scores = scorer.score(ROWS)
-    assert scores.values.tolist() == [len(row.ids) for row in rmscore.score.encode(scorer.encoder, list(read_rows(ROWS)))]
+    assert scores.values.tolist() == [
+        len(row.ids) for row in rmscore.score.encode(scorer.encoder, list(read_rows(ROWS)))
+    ]
     assert scorer.backend.closed
 
 
@@ -215,7 +220,19 @@ def test_importing_the_package_is_light():
     import subprocess
     import sys
 
-    heavy = "torch transformers onnxruntime openvino scipy pyarrow sentencepiece rich typer jinja2 pytest".split()
+    heavy = [
+        "torch",
+        "transformers",
+        "onnxruntime",
+        "openvino",
+        "scipy",
+        "pyarrow",
+        "sentencepiece",
+        "rich",
+        "typer",
+        "jinja2",
+        "pytest",
+    ]
     code = f"import rmscore, sys; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -25,7 +25,11 @@ def test_fp32_on_a_cpu_is_held_to_1e5(delta, passes):
 def test_tf32_is_not_judged_as_fp32():
     """4e-3 on a GPU passes in TF32, not in fp32, and never on a CPU."""
     agreed = agreement([0.004, 1.0], [0.0, 1.0])
-    assert [agreed.passes(*kind) for kind in (("cuda", "tf32"), ("cuda", "fp32"), ("cpu", "fp32"))] == [True, False, False]
+    assert [agreed.passes(*kind) for kind in (("cuda", "tf32"), ("cuda", "fp32"), ("cpu", "fp32"))] == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_same_order_on_another_scale_is_told():

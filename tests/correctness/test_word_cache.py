@@ -15,7 +15,9 @@ SHAPES = ("deberta-v3-xsmall", "electra-small", "roberta-base", "llama")
 TEXTS = st.one_of(
     st.text(max_size=60),
     st.text(st.sampled_from("ab .,\t\n\r\u00a0\u2581\u3000\u0301e\u00e9\u200b\u4e2dΣς🙂[]CLSEP<s>"), max_size=40),
-    st.lists(st.sampled_from(["the", "Human:", "don't", "naïve", "[SEP]", "[MASK]", "</s>", " ", "\n\n"])).map(" ".join),
+    st.lists(st.sampled_from(["the", "Human:", "don't", "naïve", "[SEP]", "[MASK]", "</s>", " ", "\n\n"])).map(
+        " ".join
+    ),
 )
 
 
