@@ -9,7 +9,7 @@ bench: $(TOX)
 	$(TOX) run -e bench -- $(if $(MODEL),--model "$(MODEL)") $(if $(ROWS),--rows "$(ROWS)") $(ARGS)
 
 test: $(TOX)
-	$(TOX) run
+	$(TOX) run-parallel --parallel 2 --parallel-live
 
 $(TOX): constraints.txt
 	$(PYTHON) -m venv .venv

@@ -35,13 +35,22 @@ def main() -> None:
         app(standalone_mode=True)
     except RmscoreError as error:
         _say(f"error: {error}")
+        _let_go_of_stdout()
         sys.exit(2)
     except KeyboardInterrupt:
         _say("stopped")
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _let_go_of_stdout()
         sys.exit(0)
+
+
+def _let_go_of_stdout() -> None:
+    """Flush what can be; what cannot (a full disk, a closed pipe) must not be tried again by the interpreter's exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say(text: str) -> None:

@@ -145,7 +145,7 @@ def train_sentencepiece(texts: Sequence[str]) -> bytes:
 def _deberta(texts: Sequence[str]) -> Trained:
     """Build the pipeline that transformers' DebertaV2Converter builds; [MASK] comes last, outside the unigram model."""
     serialized = train_sentencepiece(texts)
-    proto = sentencepiece_model_pb2.ModelProto.FromString(serialized)  # type: ignore[attr-defined]
+    proto = sentencepiece_model_pb2.ModelProto.FromString(serialized)
     pieces = [(piece.piece, piece.score) for piece in proto.pieces]
     pipeline = Tokenizer(models.Unigram(pieces, unk_id=3, byte_fallback=False))
     collapse = normalizers.Replace(Regex(" {2,}"), " ")

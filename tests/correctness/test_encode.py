@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmscore.checkpoint import open_checkpoint
@@ -22,13 +22,14 @@ ENCODERS = ("deberta-v3-xsmall", "electra-small", "bert-base", "roberta-base")
 DECODERS = ("llama", "qwen2", "qwen3", "gemma2")
 
 
-def ids_of(folder, rows, **settings):
+def ids_of(folder, rows, **how):
     return [
         row.ids.tolist() for row in encode(load_encoder(open_checkpoint(folder), **settings), list(read_rows(rows)))
     ]
 
 
 @pytest.mark.parametrize("shape", ENCODERS)
+@settings(max_examples=40)
 @given(st.text(max_size=80), st.text(max_size=80), st.integers(8, 40))
 def test_pairs_and_cuts_are_transformers(tiny, shape, prompt, response, limit):
     """Without a template, a prompt and its response are the pair that transformers makes of them, cut where it cuts."""
@@ -116,8 +117,8 @@ def test_a_cut_keeps_limit_and_specials_and_is_counted(tiny, shape, side):
 def test_the_limit_is_the_models_where_the_tokenizer_names_none(tiny, tmp_path, shape):
     """An absurd ``model_max_length`` is no limit; positions less the padding offset are (512 of RoBERTa's 514)."""
     folder = shutil.copytree(tiny(shape), tmp_path / "m")
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"model_max_length": int(1e30)}))
+    named = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(named | {"model_max_length": int(1e30)}))
     assert open_checkpoint(folder).max_tokens == 512
     assert len(ids_of(folder, [{"text": "long " * 3000}])[0]) == 512
 
