@@ -23,9 +23,7 @@ DECODERS = ("llama", "qwen2", "qwen3", "gemma2")
 
 
 def ids_of(folder, rows, **how):
-    return [
-        row.ids.tolist() for row in encode(load_encoder(open_checkpoint(folder), **settings), list(read_rows(rows)))
-    ]
+    return [row.ids.tolist() for row in encode(load_encoder(open_checkpoint(folder), **how), list(read_rows(rows)))]
 
 
 @pytest.mark.parametrize("shape", ENCODERS)
