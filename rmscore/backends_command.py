@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 from rich.table import Table
 
 from rmscore.backends import BackendSpec, specs
 from rmscore.environment import environment
+from rmscore.launch import cuda_works
 
 
 def backends_table() -> Table:
@@ -16,7 +14,7 @@ def backends_table() -> Table:
     table = Table(box=None, pad_edge=False, show_edge=False)
     for title in ("backend", "installed", "runs here"):
         table.add_column(title, overflow="fold")
-    gpu = _gpu()
+    gpu = cuda_works()
     versions = environment()["versions"]
     for spec in specs().values():
         if spec.missing():
@@ -39,9 +37,3 @@ def _abilities(spec: BackendSpec, *, gpu: bool) -> str:
     ]
     absent = "cuda" in spec.precisions and not gpu
     return "; ".join(parts) + ("; cuda: no GPU here" if absent else "")
-
-
-def _gpu() -> bool:
-    """Ask a child, so that a listing does not import PyTorch into this process; no PyTorch means no."""
-    probe = "import sys, torch; sys.exit(not torch.cuda.is_available())"
-    return subprocess.run([sys.executable, "-c", probe], check=False, capture_output=True).returncode == 0  # noqa: S603

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -110,3 +111,10 @@ def _read(path: Path, log: str) -> Mapping[str, Any]:
     except (OSError, ValueError) as error:
         raise WorkerFailure(f"ended without an outcome{_said(log)}") from error
     return outcome
+
+
+@functools.cache
+def cuda_works() -> bool:
+    """Ask a child whether PyTorch finds a CUDA device, so that this process never holds a context; no PyTorch means no."""
+    probe = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+    return subprocess.run([sys.executable, "-c", probe], check=False, capture_output=True).returncode == 0  # noqa: S603

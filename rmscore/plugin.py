@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -180,14 +177,14 @@ def _tiny_model(folder: Path) -> Path:
 @pytest.fixture
 def rm_launch(request: pytest.FixtureRequest) -> Launch:
     """Run one launch of one cell in a fresh process and return it; a worker that fails fails this test alone."""
-    from rmscore.launch import WorkerFailure
+    from rmscore.launch import WorkerFailure, cuda_works
     from rmscore.results import Cell
 
     if os.environ.get("PYTEST_XDIST_WORKER"):
         pytest.fail("measurements run one at a time: leave out -n / --numprocesses (or add -p no:xdist)", pytrace=False)
     *parts, number = request.param
     cell = Cell(*parts)
-    if cell.device == "cuda" and not _cuda_works():
+    if cell.device == "cuda" and not cuda_works():
         pytest.skip("no CUDA device that PyTorch can use")
     suite: Suite = request.getfixturevalue("rm_suite")
     try:
@@ -195,13 +192,6 @@ def rm_launch(request: pytest.FixtureRequest) -> Launch:
     except WorkerFailure as error:
         pytest.fail(str(error), pytrace=False)
     return Launch(cell, outcome.seconds_per_batch, suite.extra_info(cell, number, outcome, agreed), agreed)
-
-
-@functools.cache
-def _cuda_works() -> bool:
-    """Ask a child, so that this process never holds a CUDA context beside the measured one."""
-    probe = "import sys, torch; sys.exit(not torch.cuda.is_available())"
-    return subprocess.run([sys.executable, "-c", probe], check=False, capture_output=True).returncode == 0  # noqa: S603
 
 
 @pytest.hookimpl(optionalhook=True)
