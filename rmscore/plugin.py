@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -180,7 +179,7 @@ def rm_launch(request: pytest.FixtureRequest) -> Launch:
     from rmscore.launch import WorkerFailure, cuda_works
     from rmscore.results import Cell
 
-    if os.environ.get("PYTEST_XDIST_WORKER"):
+    if hasattr(request.config, "workerinput"):  # this process is a worker of xdist
         pytest.fail("measurements run one at a time: leave out -n / --numprocesses (or add -p no:xdist)", pytrace=False)
     *parts, number = request.param
     cell = Cell(*parts)
