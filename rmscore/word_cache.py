@@ -1,13 +1,17 @@
 """Ids of texts from remembered ids of their words, where the tokenizer's pipeline makes the two provably equal.
 
-A tokenizer whose pre-tokenizer always breaks at white space encodes each word by itself, and texts repeat their words:
-looking a word up costs a tenth of encoding it. Two pipelines are known to be of that kind:
+A tokenizer whose pre-tokenizer always breaks before a word encodes each word by itself, and texts repeat their words:
+looking a word up costs a tenth of encoding it. Three pipelines are known to be of that kind:
 
 * Unigram behind Metaspace with ``split`` (DeBERTa, XLM-R, T5): the text is normalised as a whole, then cut at every ▁;
 * WordPiece behind BertPreTokenizer (BERT, Electra): the text is cut at spaces, which its normaliser neither joins nor
-  reads across.
+  reads across;
+* byte-level BPE behind the split pattern of GPT-2 (RoBERTa), Llama 3 or Qwen: the text is cut at added tokens, as the
+  library cuts it first of all, and before every space that an ASCII letter follows. There all three patterns end a
+  piece: only a run of letters goes on past that space, and only its own alternative begins with one.
 
-Every other tokenizer, and every text that spells an added token, goes the library's own way.
+Every other tokenizer, and every text that spells an added token which the first two kinds or its own options
+(``lstrip`` and the like) make awkward, goes the library's own way.
 """
 
 from __future__ import annotations
@@ -27,34 +31,40 @@ if TYPE_CHECKING:
 
 MARKER = "\u2581"
 
-LARGEST = 200_000
-"""Words remembered before starting anew: about 40 MB."""
+LARGEST = 8_000_000
+"""Characters of words remembered before starting anew: about 100 MB with their ids."""
+
+SPLITS = (
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+"""The split patterns of GPT-2 (ByteLevel's own), Llama 3 and Qwen."""
 
 
 @dataclass(slots=True)
 class TextEncoder:
-    """Encodes texts without special tokens. ``words`` cuts a text into words, or is None where that is not known to be safe."""
+    """Encodes texts without special tokens.
+
+    ``words`` cuts a text into words and ``spelled`` turns one into the text that ``of_words`` is to encode for it;
+    ``words`` is None where no cut is known to be safe, and gives None for a text that cannot be cut.
+    """
 
     tokenizer: tokenizers.Tokenizer
     of_words: tokenizers.Tokenizer
-    words: Callable[[str], list[str]] | None
-    prefix: str
-    added: re.Pattern[str] | None
+    words: Callable[[str], list[str] | None] | None = None
+    spelled: Callable[[str], str] = str
     memory: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    characters: int = 0
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
         """Return the int64 ids of each text, equal to the tokenizer's own ``encode(text, add_special_tokens=False)``."""
         if self.words is None:
             return _arrays(self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False))
-        cut = [None if self.added and self.added.search(text) else self.words(text) for text in texts]
-        lookup = self._remember({word for words in cut if words for word in words})
-        whole = iter(
-            _arrays(
-                self.tokenizer.encode_batch_fast(
-                    [text for text, words in zip(texts, cut, strict=True) if words is None], add_special_tokens=False
-                )
-            )
-        )
+        cut = list(map(self.words, texts))
+        lookup = self._remember(set(chain.from_iterable(words for words in cut if words)))
+        uncut = [text for text, words in zip(texts, cut, strict=True) if words is None]
+        whole = iter(_arrays(self.tokenizer.encode_batch_fast(uncut, add_special_tokens=False)))
         return [
             next(whole)
             if words is None
@@ -64,13 +74,14 @@ class TextEncoder:
 
     def _remember(self, words: set[str]) -> Mapping[str, tuple[int, ...]]:
         """Return a mapping that holds all these words, encoding those that are new."""
-        if len(self.memory) > LARGEST:
-            self.memory = {}  # a new one: another thread may still read the old
+        if self.characters > LARGEST:
+            self.memory, self.characters = {}, 0  # a new one: another thread may still read the old
         memory = self.memory
         new = list(words - memory.keys())
         if new:
-            encodings = self.of_words.encode_batch_fast([self.prefix + word for word in new], add_special_tokens=False)
+            encodings = self.of_words.encode_batch_fast(list(map(self.spelled, new)), add_special_tokens=False)
             memory.update(zip(new, (tuple(encoding.ids) for encoding in encodings), strict=True))
+            self.characters += sum(map(len, new))
         return memory
 
 
@@ -78,17 +89,34 @@ def text_encoder(spec: Mapping[str, Any]) -> TextEncoder:
     """Return the encoder for a ``tokenizer.json`` given as parsed JSON."""
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(spec))
     added = spec.get("added_tokens") or []
-    pattern = re.compile("|".join(re.escape(token["content"]) for token in added)) if added else None
     # an added token that is looked for in normalised text could be met across a space, or after lower-casing
-    exact = not any(token.get("normalized") for token in added)
-    if exact and _is_metaspace(spec):
+    if any(token.get("normalized") for token in added):
+        return TextEncoder(tokenizer, tokenizer)
+    if _is_metaspace(spec):
         bare = tokenizers.Tokenizer.from_str(json.dumps({**spec, "normalizer": None, "added_tokens": []}))
         normalizer = tokenizer.normalizer
         normalize: Callable[[str], str] = normalizer.normalize_str if normalizer else str
-        return TextEncoder(tokenizer, bare, lambda text: _marked_words(normalize(text)), MARKER, pattern)
-    if exact and _is_bert(spec):
-        return TextEncoder(tokenizer, tokenizer, lambda text: text.split(" "), "", pattern)
-    return TextEncoder(tokenizer, tokenizer, None, "", pattern)
+        words = _unless(_spelling(added), lambda text: _marked_words(normalize(text)))
+        return TextEncoder(tokenizer, bare, words, lambda word: MARKER + word)
+    if _is_bert(spec):
+        return TextEncoder(tokenizer, tokenizer, _unless(_spelling(added), lambda text: text.split(" ")))
+    if _is_byte_level(spec):
+        options = ("lstrip", "rstrip", "single_word")
+        plain = [token for token in added if not any(token.get(option) for option in options)]
+        awkward = [token for token in added if token not in plain]
+        words = _unless(_spelling(awkward), _byte_level_words(_spelling(plain)))
+        return TextEncoder(tokenizer, tokenizer, words, _byte_level_text)
+    return TextEncoder(tokenizer, tokenizer)
+
+
+def _spelling(added: Sequence[Mapping[str, Any]]) -> re.Pattern[str] | None:
+    """Return what finds added tokens as the library does: the leftmost, and of several there the longest."""
+    contents = sorted((str(token["content"]) for token in added), key=len, reverse=True)
+    return re.compile("(" + "|".join(map(re.escape, contents)) + ")") if contents else None
+
+
+def _unless(awkward: re.Pattern[str] | None, words: Callable[[str], list[str]]) -> Callable[[str], list[str] | None]:
+    return words if awkward is None else lambda text: None if awkward.search(text) else words(text)
 
 
 def _arrays(encodings: Sequence[tokenizers.Encoding]) -> list[NDArray[np.int64]]:
@@ -119,3 +147,47 @@ def _is_metaspace(spec: Mapping[str, Any]) -> bool:
 def _is_bert(spec: Mapping[str, Any]) -> bool:
     kinds = [(spec.get(part) or {}).get("type") for part in ("normalizer", "pre_tokenizer")]
     return spec["model"].get("type") == "WordPiece" and kinds == ["BertNormalizer", "BertPreTokenizer"]
+
+
+def _byte_level_words(added: re.Pattern[str] | None) -> Callable[[str], list[str]]:
+    """Return what cuts a text at added tokens and before spaces.
+
+    A word is written without its space; what has none before it (an added token, the start of a piece) is written with
+    one, which no other word begins with.
+    """
+    before_word = re.compile(" (?=[A-Za-z])")
+
+    def words(text: str) -> list[str]:
+        out: list[str] = []
+        for piece in added.split(text) if added else (text,):
+            if piece:
+                start = len(out)
+                out += before_word.split(piece)
+                out[start] = " " + out[start]
+        return out
+
+    return words
+
+
+def _byte_level_text(word: str) -> str:
+    return word[1:] if word[0] == " " else " " + word
+
+
+def _is_byte_level(spec: Mapping[str, Any]) -> bool:
+    before = spec.get("pre_tokenizer") or {}
+    steps = before["pretokenizers"] if before.get("type") == "Sequence" else [before]
+    *splits, last = steps
+    if len(splits) > 1 or last.get("type") != "ByteLevel" or bool(splits) is bool(last.get("use_regex", True)):
+        return False
+    isolated = all(
+        split.get("type") == "Split" and split.get("behavior") == "Isolated" and not split.get("invert")
+        for split in splits
+    )
+    patterns = [(split.get("pattern") or {}).get("Regex") for split in splits]
+    return (
+        isolated
+        and all(pattern in SPLITS for pattern in patterns)
+        and (spec.get("normalizer") or {"type": "NFC"})["type"] == "NFC"
+        and spec["model"].get("type") == "BPE"
+        and not spec["model"].get("dropout")
+    )
