@@ -28,6 +28,8 @@ def pytest_report_header():
 def own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RMSCORE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        # a measurement that a test starts is no part of the parallel run that the test may be in
+        patch.delenv("PYTEST_XDIST_WORKER", raising=False)
         yield
 
 
