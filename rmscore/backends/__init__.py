@@ -80,6 +80,10 @@ BUILT_IN = {
             ("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "openvino"), "pip install 'rmscore[openvino]'",
             {"cpu": ("fp32", "bf16")},
         ),
+        BackendSpec(
+            "packed", "rmscore.backends.packed:load",
+            ("torch", "transformers"), "pip install 'rmscore[torch]'", TORCH_PRECISIONS,
+        ),
     )
 }  # fmt: skip
 

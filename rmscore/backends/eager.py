@@ -36,6 +36,7 @@ class Eager:
         if settings.device == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = settings.precision == "tf32"
             torch.backends.cudnn.allow_tf32 = settings.precision == "tf32"
+        torch_model.keep_pages()
         module = torch_model.load_module(model, precision=settings.precision, device=settings.device)
         self.record = torch_model.record(module, settings.device)
         self._device = settings.device

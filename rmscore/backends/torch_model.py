@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import inspect
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from rmscore.checkpoint import RewardModel
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Options of glibc's ``mallopt`` (malloc.h)."""
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -110,6 +115,18 @@ def input_names(module: nn.Module, *, causal: bool) -> tuple[str, ...]:
     if "position_ids" in accepted and not counts_itself:
         names.append("position_ids")
     return (*names, "last") if causal else tuple(names)
+
+
+def keep_pages() -> None:
+    """Let the C library keep freed memory for the next tensor, where it is glibc's.
+
+    It would give every large block back to the system, and each batch would wait for its pages to be zeroed anew: half
+    the time of an attention layer over 256 tokens. The peak of memory stays the same.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
+            mallopt(option, 2**30)
 
 
 def effective_precision(module: nn.Module, device: str) -> str:
