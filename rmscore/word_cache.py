@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 MARKER = "\u2581"
 
-LARGEST = 8_000_000
-"""Characters of words remembered before starting anew: about 100 MB with their ids."""
+LARGEST = 64 * 2**20
+PER_WORD = 220
+"""Bytes of words remembered before starting anew, and what a word takes beside its letters (text, ids, dictionary)."""
 
 SPLITS = (
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
@@ -55,7 +56,7 @@ class TextEncoder:
     words: Callable[[str], list[str] | None] | None = None
     spelled: Callable[[str], str] = str
     memory: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    characters: int = 0
+    bytes_held: int = 0
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
         """Return the int64 ids of each text, equal to the tokenizer's own ``encode(text, add_special_tokens=False)``."""
@@ -74,14 +75,14 @@ class TextEncoder:
 
     def _remember(self, words: set[str]) -> Mapping[str, tuple[int, ...]]:
         """Return a mapping that holds all these words, encoding those that are new."""
-        if self.characters > LARGEST:
-            self.memory, self.characters = {}, 0  # a new one: another thread may still read the old
+        if self.bytes_held > LARGEST:
+            self.memory, self.bytes_held = {}, 0  # a new one: another thread may still read the old
         memory = self.memory
         new = list(words - memory.keys())
         if new:
             encodings = self.of_words.encode_batch_fast(list(map(self.spelled, new)), add_special_tokens=False)
             memory.update(zip(new, (tuple(encoding.ids) for encoding in encodings), strict=True))
-            self.characters += sum(map(len, new))
+            self.bytes_held += sum(map(len, new)) + PER_WORD * len(new)
         return memory
 
 

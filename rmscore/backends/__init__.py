@@ -82,7 +82,7 @@ BUILT_IN = {
         ),
         BackendSpec(
             "packed", "rmscore.backends.packed:load",
-            ("torch", "transformers"), "pip install 'rmscore[torch]'", TORCH_PRECISIONS,
+            ("torch", "transformers"), "pip install 'rmscore[torch]'", {**TORCH_PRECISIONS, "cpu": ("fp32", "bf16", "int8")},
         ),
     )
 }  # fmt: skip

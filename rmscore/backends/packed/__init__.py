@@ -67,7 +67,8 @@ class Packed:
             torch.backends.cuda.matmul.allow_tf32 = settings.precision == "tf32"
         keep_pages()
         config = AutoConfig.from_pretrained(model.folder, local_files_only=True, trust_remote_code=False)
-        maker = Maker(Weights(model), DTYPES[settings.precision], settings.device)
+        int8 = settings.precision == "int8"
+        maker = Maker(Weights(model), DTYPES["fp32" if int8 else settings.precision], settings.device, int8=int8)
         with torch.inference_mode():
             self._network = NETWORKS[model.architecture](config, maker)
         self._device = settings.device
@@ -77,6 +78,7 @@ class Packed:
             "attention": "packed",
             "threads": torch.get_num_threads(),
             "shared_tokens": 0,
+            **({"int8_kept": "queries, keys, values, embeddings, norms, head in fp32"} if int8 else {}),
         }
 
     def score(self, batch: Batch) -> NDArray[np.float32]:

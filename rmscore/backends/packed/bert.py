@@ -69,7 +69,7 @@ def distilbert(config: Any, make: Maker) -> Encoder:
 def layer(make: Maker, stem: str, names: dict[str, Any], act: str, eps: float, heads: int) -> Layer:
     """Return one layer whose modules have these names under ``stem``."""
     return Layer(
-        qkv=make.linear(*(f"{stem}.{name}" for name in names["qkv"])),
+        qkv=make.linear(*(f"{stem}.{name}" for name in names["qkv"]), exact=True),
         attend=plain_attention(heads),
         out=make.linear(f"{stem}.{names['out']}"),
         out_norm=make.norm(f"{stem}.{names['out_norm']}", eps),
@@ -91,7 +91,7 @@ def _network(config: Any, make: Maker, prefix: str, head: Callable[[torch.Tensor
         make.tensor(f"{stem}.position_embeddings.weight"),
         make.tensor(f"{stem}.token_type_embeddings.weight"),
         make.norm(f"{stem}.LayerNorm", eps),
-        make.linear("electra.embeddings_project") if narrow else None,
+        make.head("electra.embeddings_project") if narrow else None,
     )
     layers = [
         layer(make, f"{prefix}.encoder.layer.{i}", BERT_NAMES, config.hidden_act, eps, config.num_attention_heads)
@@ -101,7 +101,7 @@ def _network(config: Any, make: Maker, prefix: str, head: Callable[[torch.Tensor
 
 
 def _head(make: Maker, dense: str, act: str, out: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    inner, outer = make.linear(dense, act=act), make.linear(out)
+    inner, outer = make.head(dense, act=act), make.head(out)
     return lambda x: outer(inner(x))
 
 

@@ -23,8 +23,8 @@ def deberta(config: Any, make: Maker) -> Encoder:
         raise BackendError("packed has no convolution layer (conv_kernel_size, DeBERTa-v2-xlarge); use --backend eager")
     table, index = _positions(config, make)
     layers = [_layer(config, make, f"deberta.encoder.layer.{i}", table, index) for i in range(config.num_hidden_layers)]
-    pool = make.linear("pooler.dense", act=config.pooler_hidden_act)
-    out = make.linear("classifier")
+    pool = make.head("pooler.dense", act=config.pooler_hidden_act)
+    out = make.head("classifier")
     return Encoder(_embedding(config, make), layers, lambda x: out(pool(x)))
 
 
@@ -37,7 +37,7 @@ def _embedding(config: Any, make: Maker) -> Embedding:
         make.tensor(f"{stem}.position_embeddings.weight") if biased else None,
         make.tensor(f"{stem}.token_type_embeddings.weight") if config.type_vocab_size > 0 else None,
         make.norm(f"{stem}.LayerNorm", config.layer_norm_eps),
-        make.linear(f"{stem}.embed_proj") if projected else None,
+        make.head(f"{stem}.embed_proj") if projected else None,
         project_first=True,
     )
 
@@ -73,7 +73,9 @@ def _layer(config: Any, make: Maker, stem: str, table: torch.Tensor | None, inde
     else:
         attend = _attend(_tables(config, make, own, table, scale), index, heads)
     return Layer(
-        qkv=make.linear(f"{own}.query_proj", f"{own}.key_proj", f"{own}.value_proj", scales=(scale, 1.0, 1.0)),
+        qkv=make.linear(
+            f"{own}.query_proj", f"{own}.key_proj", f"{own}.value_proj", scales=(scale, 1.0, 1.0), exact=True
+        ),
         attend=attend,
         out=make.linear(f"{stem}.attention.output.dense"),
         out_norm=make.norm(f"{stem}.attention.output.LayerNorm", eps),

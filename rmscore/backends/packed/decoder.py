@@ -15,9 +15,8 @@ from rmscore.backends.packed.rotary import Rotary, rotary
 from rmscore.errors import BackendError
 
 if TYPE_CHECKING:
-    from rmscore.backends.packed.encoder import Maker
+    from rmscore.backends.packed.encoder import Maker, Product
     from rmscore.backends.packed.layout import Layout
-    from rmscore.backends.packed.linear import Linear
 
 Norm = Callable[[torch.Tensor], torch.Tensor]
 
@@ -66,14 +65,14 @@ class Layer:
     """Norm, attention, sum; norm, gated feed-forward, sum. Gemma 2 norms what it adds as well."""
 
     norm: Norm
-    qkv: Linear
+    qkv: Product
     heads: Heads
-    out: Linear
+    out: Product
     out_norm: Norm | None
     mlp_norm: Norm
-    gate: Linear
-    up: Linear
-    down: Linear
+    gate: Product
+    up: Product
+    down: Product
     down_norm: Norm | None
 
     def __call__(self, x: torch.Tensor, layout: Layout, keep: torch.Tensor | None = None) -> torch.Tensor:
@@ -94,7 +93,7 @@ def decoder(config: Any, make: Maker) -> Encoder:
     gemma = config.model_type == "gemma2"
     factor = torch.tensor(config.hidden_size**0.5).to(make.dtype).item() if gemma else None
     layers = [_layer(config, make, i, gemma=gemma) for i in range(config.num_hidden_layers)]
-    final, score = _norm(make, "model.norm", config, gemma=gemma), make.linear("score")
+    final, score = _norm(make, "model.norm", config, gemma=gemma), make.head("score")
 
     def embed(layout: Layout) -> torch.Tensor:
         x = words[layout.ids]
@@ -115,7 +114,7 @@ def _layer(config: Any, make: Maker, number: int, *, gemma: bool) -> Layer:
     after = "pre_feedforward_layernorm" if gemma else "post_attention_layernorm"
     return Layer(
         norm=_norm(make, f"{stem}.input_layernorm", config, gemma=gemma),
-        qkv=make.linear(f"{own}.q_proj", f"{own}.k_proj", f"{own}.v_proj"),
+        qkv=make.linear(f"{own}.q_proj", f"{own}.k_proj", f"{own}.v_proj", exact=True),
         heads=_heads(config, make, number),
         out=make.linear(f"{own}.o_proj"),
         out_norm=_norm(make, f"{stem}.post_attention_layernorm", config, gemma=True) if gemma else None,

@@ -70,16 +70,24 @@ def disentangled(qkv: torch.Tensor, layout: Layout, table: Positions, index: Dis
     width = qkv.shape[1] // (3 * heads)
     q, k, v = qkv.view(tokens, 3, heads, width).permute(1, 2, 0, 3).unbind(0)
     out = torch.empty(tokens, heads, width, dtype=qkv.dtype, device=qkv.device)
+    near = _by_distance(table, index, max(run.length for run in layout.runs))
     for run in layout.runs:
         part = slice(run.start, run.stop)
-        context = _run(q[:, part], k[:, part], v[:, part], run, table, index)
+        context = _run(q[:, part], k[:, part], v[:, part], run, near)
         out[part].view(run.rows, run.length, heads, width).copy_(context.permute(1, 2, 0, 3))
     return out.view(tokens, heads * width)
 
 
-def _run(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run, table: Positions, index: Distances
-) -> torch.Tensor:
+def _by_distance(table: Positions, index: Distances, length: int) -> Positions:
+    """Return the tables with a row for each distance from ``length - 1`` down to ``1 - length``."""
+    middle = slice(index.longest - length, index.longest + length - 1)
+    return Positions(
+        None if table.keys is None else table.keys.index_select(1, index.keys[middle]),
+        None if table.queries is None else table.queries.index_select(1, index.queries[middle]),
+    )
+
+
+def _run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run, near: Positions) -> torch.Tensor:
     """Return [heads, rows, length, width] for [heads, rows · length, width] of one run."""
     heads, _, width = q.shape
     shape = (heads, run.rows, run.length, width)
@@ -87,14 +95,12 @@ def _run(
         scores = torch.bmm(q, k.transpose(1, 2))[:, None]
     else:
         scores = torch.matmul(q.reshape(shape), k.reshape(shape).transpose(2, 3))
-    middle = slice(index.longest - run.length, index.longest + run.length - 1)
     block = run.length if run.rows > 1 else BLOCK
-    for positions, rows, content, target in (
-        (table.keys, index.keys, q, scores),
-        (table.queries, index.queries, k, scores.transpose(2, 3)),
-    ):
+    for positions, content, target in ((near.keys, q, scores), (near.queries, k, scores.transpose(2, 3))):
         if positions is not None:
-            _add_by_distance(target, content, positions.index_select(1, rows[middle]), run, block)
+            middle = (positions.shape[1] + 1) // 2
+            used = positions[:, middle - run.length : middle + run.length - 1]
+            _add_by_distance(target, content, used, run, block)
     probabilities = torch.softmax(scores, -1, dtype=torch.float32).to(v.dtype)
     return torch.matmul(probabilities, v.reshape(shape))
 

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from rmscore.backends.packed.attention import bidirectional
+from rmscore.backends.packed.int8 import Int8Linear
 from rmscore.backends.packed.linear import Linear
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from rmscore.backends.packed.layout import Layout
     from rmscore.backends.packed.weights import Weights
+
+Product = Linear | Int8Linear
 
 Attend = Callable[[torch.Tensor, "Layout"], torch.Tensor]
 """[tokens, 3 hidden] queries, keys and values → context [tokens, hidden]."""
@@ -29,18 +32,32 @@ class Maker:
     weights: Weights
     dtype: torch.dtype
     device: str
+    int8: bool = False
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return one weight."""
         return self.weights.read(name).to(self.device, self.dtype)
 
-    def linear(self, *names: str, act: str | None = None, scales: Sequence[float] = ()) -> Linear:
-        """Return the product with the weights of these modules one below the other, each times its scale."""
+    def head(self, name: str, act: str | None = None) -> Linear:
+        """Return a product that is never quantised: it is small, and nothing after it evens out its rounding."""
+        bias = self.tensor(f"{name}.bias") if f"{name}.bias" in self.weights else None
+        return Linear(self.tensor(f"{name}.weight"), bias, act)
+
+    def linear(self, *names: str, act: str | None = None, scales: Sequence[float] = (), exact: bool = False) -> Product:
+        """Return a layer's product with the weights of these modules one below the other, each times its scale.
+
+        ``exact`` ones are never quantised: queries and keys, whose errors the softmax magnifies (all of deberta-v3-large
+        in int8 is 0.038 off where scores spread 0.17, with these kept 0.017, for a sixth of the speed).
+        """
         factors = scales or [1.0] * len(names)
         weights = [self.weights.read(f"{n}.weight") * s for n, s in zip(names, factors, strict=True)]
         biases = [self.weights.read_if_any(f"{name}.bias") for name in names]
         rows = [len(weight) for weight in weights]
-        weight = torch.cat(weights).to(self.device, self.dtype)
+        weight = (
+            torch.cat(weights).to(self.device, self.dtype)
+            if len(weights) > 1
+            else weights[0].to(self.device, self.dtype)
+        )
         bias = None
         if any(part is not None for part in biases):
             parts = [
@@ -48,14 +65,17 @@ class Maker:
                 for part, n, scale in zip(biases, rows, factors, strict=True)
             ]
             bias = torch.cat(parts).to(self.device, self.dtype)
-        return Linear(weight, bias, act)
+        return Linear(weight, bias, act) if exact else self._product(weight, bias, act)
 
-    def linear_halves(self, name: str, act: str) -> tuple[Linear, Linear]:
+    def _product(self, weight: torch.Tensor, bias: torch.Tensor | None, act: str | None = None) -> Product:
+        return Int8Linear(weight, bias, act) if self.int8 else Linear(weight, bias, act)
+
+    def linear_halves(self, name: str, act: str) -> tuple[Product, Product]:
         """Return the products with the upper half of a module's outputs, which has the activation, and the lower half."""
         weight, bias = self.weights.read(f"{name}.weight"), self.weights.read_if_any(f"{name}.bias")
         weights = weight.to(self.device, self.dtype).chunk(2)
         biases = (None, None) if bias is None else bias.to(self.device, self.dtype).chunk(2)
-        return Linear(weights[0], biases[0], act), Linear(weights[1], biases[1])
+        return self._product(weights[0], biases[0], act), self._product(weights[1], biases[1])
 
     def norm(self, name: str, eps: float) -> Norm:
         """Return a layer norm."""
@@ -103,12 +123,12 @@ class Embedding:
 class Layer:
     """Attention and feed-forward with a norm after each sum (Vaswani et al. 2017)."""
 
-    qkv: Linear
+    qkv: Product
     attend: Attend
-    out: Linear
+    out: Product
     out_norm: Norm
-    up: Linear
-    down: Linear
+    up: Product
+    down: Product
     down_norm: Norm
 
     def __call__(self, x: torch.Tensor, layout: Layout, keep: torch.Tensor | None = None) -> torch.Tensor:

@@ -15,9 +15,8 @@ from rmscore.backends.packed.rotary import Rotary, rotary
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rmscore.backends.packed.encoder import Maker, Norm
+    from rmscore.backends.packed.encoder import Maker, Norm, Product
     from rmscore.backends.packed.layout import Layout, Run
-    from rmscore.backends.packed.linear import Linear
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,12 +24,12 @@ class Layer:
     """Norm, attention, sum; norm, gated feed-forward, sum. The first layer's attention has no norm of its own."""
 
     attn_norm: Norm | None
-    qkv: Linear
-    out: Linear
+    qkv: Product
+    out: Product
     mlp_norm: Norm
-    inner: Linear
-    gate: Linear
-    down: Linear
+    inner: Product
+    gate: Product
+    down: Product
     rope: Rotary
     heads: int
     window: int | None
@@ -56,8 +55,8 @@ def modernbert(config: Any, make: Maker) -> Encoder:
     )
     layers: list[Any] = [_layer(config, make, i) for i in range(config.num_hidden_layers)]
     final = make.norm("model.final_norm", config.norm_eps)
-    dense, act = make.linear("head.dense"), activation(config.classifier_activation)
-    head_norm, out = make.norm("head.norm", config.norm_eps), make.linear("classifier")
+    dense, act = make.head("head.dense"), activation(config.classifier_activation)
+    head_norm, out = make.norm("head.norm", config.norm_eps), make.head("classifier")
 
     def head(pooled: torch.Tensor) -> torch.Tensor:
         return out(head_norm(act(dense(pooled))))
@@ -77,7 +76,7 @@ def _layer(config: Any, make: Maker, number: int) -> Layer:
     inner, gate = make.linear_halves(f"{stem}.mlp.Wi", act=config.hidden_activation)
     return Layer(
         attn_norm=make.norm(f"{stem}.attn_norm", config.norm_eps) if number else None,
-        qkv=make.linear(f"{stem}.attn.Wqkv"),
+        qkv=make.linear(f"{stem}.attn.Wqkv", exact=True),
         out=make.linear(f"{stem}.attn.Wo"),
         mlp_norm=make.norm(f"{stem}.mlp_norm", config.norm_eps),
         inner=inner,
