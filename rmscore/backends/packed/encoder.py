@@ -50,21 +50,16 @@ class Maker:
         in int8 is 0.038 off where scores spread 0.17, with these kept 0.017, for a sixth of the speed).
         """
         factors = scales or [1.0] * len(names)
-        weights = [self.weights.read(f"{n}.weight") * s for n, s in zip(names, factors, strict=True)]
+        weights = [_times(self.weights.read(f"{n}.weight"), s) for n, s in zip(names, factors, strict=True)]
         biases = [self.weights.read_if_any(f"{name}.bias") for name in names]
-        rows = [len(weight) for weight in weights]
-        weight = (
-            torch.cat(weights).to(self.device, self.dtype)
-            if len(weights) > 1
-            else weights[0].to(self.device, self.dtype)
-        )
         bias = None
         if any(part is not None for part in biases):
             parts = [
-                torch.zeros(n) if part is None else part * scale
-                for part, n, scale in zip(biases, rows, factors, strict=True)
+                torch.zeros(len(weight)) if part is None else _times(part, scale)
+                for part, weight, scale in zip(biases, weights, factors, strict=True)
             ]
             bias = torch.cat(parts).to(self.device, self.dtype)
+        weight = (torch.cat(weights) if len(weights) > 1 else weights[0]).to(self.device, self.dtype)
         return Linear(weight, bias, act) if exact else self._product(weight, bias, act)
 
     def _product(self, weight: torch.Tensor, bias: torch.Tensor | None, act: str | None = None) -> Product:
@@ -154,6 +149,10 @@ class Encoder:
         for layer in self.layers[:-1]:
             x = layer(x, layout, None)
         return self.head(self.layers[-1](x, layout, layout.pooled))
+
+
+def _times(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return x if factor == 1 else x * factor
 
 
 def plain_attention(heads: int) -> Attend:

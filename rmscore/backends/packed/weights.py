@@ -1,10 +1,10 @@
-"""Weights read one by one from safetensors, straight from the file into what the caller packs them into."""
+"""Weights read one by one from safetensors, straight from the mapped file into what the caller packs them into."""
 
 from __future__ import annotations
 
+import mmap
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from rmscore.errors import CheckpointError
@@ -26,15 +26,22 @@ OLD_NAMES = (("weight", "gamma"), ("bias", "beta"))
 """What layer norms were called in checkpoints converted from TensorFlow."""
 
 
+MAPPED = 64 * 2**20
+"""Bytes read from the files before their pages are given back; they come again from the system's cache if needed."""
+
+
 class Weights:
-    """The tensors of a checkpoint by name; nothing is kept once it has been given out."""
+    """The tensors of a checkpoint by name, as views of the mapped files: what is kept as it is takes no second copy."""
 
     def __init__(self, model: RewardModel) -> None:
         self._folder = model.folder
         self._where: dict[str, tuple[Path, str, list[int], int, int]] = {}
+        self._maps: dict[Path, mmap.mmap] = {}
+        self._mapped = 0
         for path in model.weights:
             with path.open("rb") as file:
-                start = 8 + int.from_bytes(file.read(8), "little")
+                self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            start = 8 + int.from_bytes(self._maps[path][:8], "little")
             for name, entry in tensors(path).items():
                 begin, end = entry["data_offsets"]
                 self._where[name] = (path, entry["dtype"], entry["shape"], start + begin, end - begin)
@@ -43,7 +50,7 @@ class Weights:
         return name in self._where
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a tensor as fp32 in memory of its own.
+        """Return a tensor as fp32, not to be written to.
 
         Raises CheckpointError when it is missing, of a type that holds no floats, or holds NaN or infinity.
         """
@@ -55,12 +62,21 @@ class Weights:
         path, dtype, shape, offset, size = self._where[name]
         if dtype not in DTYPES:
             raise CheckpointError(f"{path}: {name} holds {dtype}, which packed does not read; use --backend eager")
-        raw = np.fromfile(path, np.uint8, count=size, offset=offset)
-        tensor = torch.from_numpy(raw).view(DTYPES[dtype]).view(shape).float()
+        kind = DTYPES[dtype]
+        tensor = torch.frombuffer(self._maps[path], dtype=kind, count=size // kind.itemsize, offset=offset)
+        tensor = tensor.view(shape).float()
         # a sum is finite or not as its terms are, unless it overflows: only then are they looked at one by one
         if not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
             raise CheckpointError(f"{path}: {name} holds NaN or infinity; no score can come from it")
+        self._give_back(size)
         return tensor
+
+    def _give_back(self, size: int) -> None:
+        self._mapped += size
+        if self._mapped > MAPPED and hasattr(mmap, "MADV_DONTNEED"):
+            self._mapped = 0
+            for mapped in self._maps.values():
+                mapped.madvise(mmap.MADV_DONTNEED)
 
     def read_if_any(self, name: str) -> torch.Tensor | None:
         """Return a tensor, or None where the checkpoint has none of that name."""
