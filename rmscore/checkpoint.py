@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -112,8 +113,12 @@ def open_checkpoint(model: str | os.PathLike[str]) -> RewardModel:
     return RewardModel(folder, config, _json(settings) if settings.exists() else {}, weights, keys)
 
 
+@functools.lru_cache(maxsize=16)
 def content_hash(model: RewardModel) -> str:
-    """Return the SHA-256 (hex) over names and contents of everything in the folder that decides a score."""
+    """Return the SHA-256 (hex) over names and contents of everything in the folder that decides a score.
+
+    Read once for each opened checkpoint: a folder that changes is another checkpoint when it is opened again.
+    """
     digest = hashlib.sha256()
     small = [model.folder / name for name in FILES]
     for path in [*(p for p in small if p.exists()), *model.weights]:

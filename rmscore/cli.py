@@ -87,7 +87,7 @@ def score(
     model: ModelOption,
     backend: Annotated[str, typer.Option(help="See `rmscore backends`; auto picks one and says why.")] = "auto",
     device: DeviceOption = "cpu",
-    precision: PrecisionOption = "fp32",
+    precision: Annotated[str | None, typer.Option(help="fp32, bf16, int8, … (default: tuned, else fp32).")] = None,
     batching: Annotated[str | None, typer.Option(help="one, naive:N, bucketed:N or tokens:B.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="jsonl to write (default: stdout).")] = None,
     resume: Annotated[bool, typer.Option(help="Go on with a half-written output.")] = False,
@@ -122,7 +122,8 @@ def score(
     )  # fmt: skip
     with scorer:
         _say(
-            f"{model}: backend {scorer.name} ({scorer.chosen_because}), {device} {precision}, batching {scorer.batching}"
+            f"{model}: backend {scorer.name} ({scorer.chosen_because}), {device} {scorer.settings.precision}, "
+            f"batching {scorer.batching}"
         )
         writer = (
             StreamWriter(sys.stdout)
@@ -256,6 +257,34 @@ def compare(
     for line in failing:
         _say(f"gate: {line}")
     sys.exit(1 if failing else 0)
+
+
+@app.command("tune")
+def tune_(
+    model: ModelOption,
+    rows: Annotated[str, typer.Option("--rows", help="File of rows such as you will score.", metavar="ROWS")],
+    budget: Annotated[str, typer.Option(help="Time to measure in; every first launch is done.")] = "5m",
+    backends: Annotated[str, typer.Option(help="a,b; a@one tries a with that batching alone (default: a few).")] = "",
+    precisions: Annotated[str, typer.Option(help="fp32,bf16,int8 (default: fp32; with a bound, lower ones too).")] = "",
+    batching: Annotated[str, typer.Option(help="one,bucketed:8,tokens:1024 (default: a few for each backend).")] = "",
+    max_flips: Annotated[str | None, typer.Option(help="Share of preference pairs that may flip: 0.5%.")] = None,
+    max_delta: Annotated[float | None, typer.Option(min=0.0, help="Largest |score − reference| allowed.")] = None,
+    device: DeviceOption = "cpu",
+    threads: ThreadsOption = None,
+    limit: Annotated[int, typer.Option(min=0, help="Read only the first N rows of the file (0: all).")] = 60,
+) -> None:
+    """Find the fastest backend, precision and batching within a correctness budget; `score` then uses it by itself."""
+    from rmscore.tune import Limits, parse_duration, parse_share
+    from rmscore.tune_command import TuneSettings, tune
+
+    settings = TuneSettings(
+        model, rows, _list(backends), _list(precisions), _list(batching), device, threads or 0, limit,
+        parse_duration(budget), Limits(max_delta, parse_share(max_flips) if max_flips else None),
+    )  # fmt: skip
+    try:
+        tune(settings, say=_say, console=Console())
+    except KeyboardInterrupt:  # told already
+        sys.exit(130)
 
 
 @app.command()

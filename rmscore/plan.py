@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from rmscore.errors import SettingError, nearest
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from rmscore.types import Backend, Encoded
 
 POLICIES = ("one", "naive", "bucketed", "tokens")
 
@@ -36,6 +44,38 @@ def parse_batching(text: str) -> Batching:
             f"batching {text!r}: needs a size of at least 1, such as '{policy}:{8 if policy != 'tokens' else 4096}'"
         )
     return Batching(policy, int(size))
+
+
+def plan_for(backend: Backend, rows: Sequence[Encoded], batching: Batching) -> list[list[int]]:
+    """Return batches for a backend: by :func:`plan_shared` where it can share beginnings, else by :func:`plan`."""
+    if batching.policy == "tokens" and getattr(backend, "shares_prefixes", False):
+        return plan_shared([row.ids for row in rows], batching.size)
+    return plan([len(row.ids) for row in rows], batching, padded=backend.padded)
+
+
+def plan_shared(ids: Sequence[NDArray[np.int64]], budget: int) -> list[list[int]]:
+    """Return batches for a backend that computes a beginning shared by rows of a batch once.
+
+    Rows that begin alike come together, and a batch holds at most ``budget`` tokens as such a backend counts them: those
+    that a row has beyond what it shares with the one before. A longer row is a batch of its own.
+    """
+    keys = [row.astype(">u4").tobytes() for row in ids]  # big-endian, so that bytes sort as the ids do
+    batches: list[list[int]] = []
+    used = 0
+    for index in sorted(range(len(ids)), key=keys.__getitem__):
+        cost = len(ids[index]) - (_common(ids[batches[-1][-1]], ids[index]) if batches else 0)
+        if not batches or used + cost > budget:
+            batches.append([])
+            used, cost = 0, len(ids[index])
+        batches[-1].append(index)
+        used += cost
+    return batches
+
+
+def _common(a: NDArray[np.int64], b: NDArray[np.int64]) -> int:
+    shorter = min(len(a), len(b))
+    different = np.flatnonzero(a[:shorter] != b[:shorter])
+    return int(different[0]) if len(different) else shorter
 
 
 def plan(lengths: Sequence[int], batching: Batching, *, padded: bool) -> list[list[int]]:

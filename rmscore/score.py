@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from rmscore.backends import BUILT_IN, Settings, find, load_backend
+from rmscore.backends.architectures import PACKED
 from rmscore.checkpoint import RewardModel, content_hash, open_checkpoint
 from rmscore.encode import Encoder, encode, load_encoder
 from rmscore.environment import affinity_cores, environment
 from rmscore.errors import BackendError, RowError, SettingError, nearest
-from rmscore.plan import Batching, group_size, padded_tokens, parse_batching, plan
+from rmscore.plan import Batching, group_size, padded_tokens, parse_batching, plan_for
 from rmscore.rows import read_rows
+from rmscore.tuned import Choice, find_plan
 from rmscore.types import Backend, Batch, Encoded, Row, Scores
 
 if TYPE_CHECKING:
@@ -92,7 +94,7 @@ class Scorer:
         while taken := list(itertools.islice(rows, group_size(self.batching))):
             encoded = encode(self.encoder, taken)
             lengths = [len(row.ids) for row in encoded]
-            batches = plan(lengths, self.batching, padded=self.backend.padded)
+            batches = plan_for(self.backend, encoded, self.batching)
             values = self._values(taken, encoded, batches)
             self.counts.add(encoded, padded_tokens(lengths, batches) if self.backend.padded else 0)
             yield Group(taken, encoded, values)
@@ -150,7 +152,7 @@ def load(
     *,
     backend: str = "auto",
     device: str = "cpu",
-    precision: str = "fp32",
+    precision: str | None = None,
     batching: str | None = None,
     threads: int | None = None,
     max_length: int | None = None,
@@ -160,10 +162,15 @@ def load(
 ) -> Scorer:
     """Load a reward model: a checkpoint folder or a hub id.
 
-    ``backend`` ``auto`` takes ``onnxruntime`` on a CPU in fp32 where it is installed, else ``eager``; the choice and its
-    reason are in ``chosen_because``. ``batching`` defaults to ``one`` on a CPU, where padding costs more than it brings,
-    and ``bucketed:8`` on a GPU. ``threads`` defaults to the cores this process may use. ``max_length`` lowers the
-    model's own limit in tokens. Scores are raw logits unless ``activation`` is ``sigmoid``.
+    ``backend`` ``auto`` takes the plan that ``rmscore tune`` made for this checkpoint, device, number of threads and
+    machine, with its precision and batching where these are not given. Without one it takes, on a CPU, ``packed`` where
+    that has the architecture, else ``onnxruntime`` where that is installed and has the precision, else ``eager``; on a
+    GPU ``eager``. The choice and its reason are in ``chosen_because``.
+
+    ``precision`` defaults to ``fp32`` without a plan. ``batching`` then defaults to ``tokens:1024`` for ``packed`` on a
+    CPU, to ``one`` for other backends there, where padding costs more than it brings, and to ``bucketed:8`` on a GPU.
+    ``threads`` defaults to the cores this process may use. ``max_length`` lowers the model's own limit in tokens.
+    Scores are raw logits unless ``activation`` is ``sigmoid``.
 
     Raises CheckpointError, SettingError, UnknownBackend, EngineMissing or BackendError, each saying what to do.
     """
@@ -171,16 +178,22 @@ def load(
         raise SettingError(f"unknown activation {activation!r} {nearest(activation, ACTIVATIONS)}")
     if threads is not None and threads < 1:
         raise SettingError(f"threads {threads}: give at least 1")
-    policy = parse_batching(batching or ("one" if device == "cpu" else "bucketed:8"))
+    policy = parse_batching(batching) if batching is not None else None
     checkpoint = open_checkpoint(model)
-    settings = Settings(device, precision, threads or affinity_cores())
-    name, why = (backend, "asked for") if backend != "auto" else _choose(settings)
-    find(name, settings)
+    threads = threads or affinity_cores()
+    choices = (
+        _choices(checkpoint, device, precision, threads)
+        if backend == "auto"
+        else [Choice(backend, precision or "fp32", _usual_batching(backend, device), "asked for")]
+    )
+    find(choices[0].backend, Settings(device, choices[0].precision, threads))
     encoder = load_encoder(
         checkpoint, max_tokens=max_length, truncation=truncation, allow_missing_specials=allow_missing_specials
     )
-    engine = load_backend(name, checkpoint, settings)
-    return Scorer(checkpoint, encoder, engine, settings, name, policy, activation, why)
+    choice, engine = _load_first(choices, checkpoint, device, threads)
+    settings = Settings(device, choice.precision, threads)
+    policy = policy or parse_batching(choice.batching)
+    return Scorer(checkpoint, encoder, engine, settings, choice.backend, policy, activation, choice.because)
 
 
 def as_rows(rows: Iterable[Row | Mapping[str, Any] | str]) -> Iterator[Row]:
@@ -209,9 +222,49 @@ def check_finite(rows: Sequence[Row], values: NDArray[np.float32]) -> None:
         )
 
 
-def _choose(settings: Settings) -> tuple[str, str]:
-    if settings.device != "cpu" or settings.precision != "fp32":
-        return "eager", f"the default on {settings.device} in {settings.precision}"
-    if BUILT_IN["onnxruntime"].missing():
-        return "eager", "onnxruntime, the fastest here, is not installed: " + BUILT_IN["onnxruntime"].pip
-    return "onnxruntime", "the fastest built-in backend on a CPU in fp32"
+def _usual_batching(backend: str, device: str) -> str:
+    if device != "cpu":
+        return "bucketed:8"
+    return "tokens:1024" if backend == "packed" else "one"
+
+
+def _choices(model: RewardModel, device: str, precision: str | None, threads: int) -> list[Choice]:
+    """Return what ``auto`` tries: the tuned plan's choice, or those of the rule of thumb, the first that loads."""
+    plan, why_not = find_plan(model, device, threads)
+    tuned = plan.choice(precision) if plan else None
+    if tuned and not _unusable(tuned, device):
+        return [tuned]
+    if plan:
+        why_not = _unusable(tuned, device) if tuned else f"the plan of {plan.date} has nothing in {precision}"
+    return _rule_of_thumb(model.architecture, device, precision or "fp32", why_not or "rmscore tune measures it")
+
+
+def _unusable(choice: Choice, device: str) -> str:
+    """Return why a plan's backend cannot be had, such as one of a package that is gone; else nothing."""
+    try:
+        find(choice.backend, Settings(device, choice.precision))
+    except (BackendError, SettingError) as error:
+        return f"the tuned plan is not used: {error}"
+    return ""
+
+
+def _rule_of_thumb(architecture: str, device: str, precision: str, remark: str) -> list[Choice]:
+    names = ["packed", "onnxruntime", "eager"] if device == "cpu" else ["eager"]
+    if architecture not in PACKED and "packed" in names:
+        names.remove("packed")
+        remark = f"packed has no {architecture}; {remark}"
+    able = [n for n in names if precision in BUILT_IN[n].precisions.get(device, ()) and not BUILT_IN[n].missing()]
+    why = f"the rule of thumb on {device} in {precision}; {remark}"
+    return [Choice(name, precision, _usual_batching(name, device), why) for name in able or ["eager"]]
+
+
+def _load_first(choices: Sequence[Choice], model: RewardModel, device: str, threads: int) -> tuple[Choice, Backend]:
+    """Load the first of the choices that does not refuse the checkpoint; the reason then names those that did."""
+    first, *rest = choices
+    try:
+        return first, load_backend(first.backend, model, Settings(device, first.precision, threads))
+    except BackendError as error:
+        if not rest:
+            raise
+        because = f"{rest[0].because}; {first.backend} refused: {error}"
+    return _load_first([replace(rest[0], because=because), *rest[1:]], model, device, threads)

@@ -149,7 +149,10 @@ class Backend(Protocol):
     """What an engine does for us; see ``rmscore.backends`` for how to add one."""
 
     padded: bool
-    """Whether a batch costs rows × longest row (True) or the sum of its tokens (False)."""
+    """Whether a batch costs rows × longest row (True) or the sum of its tokens (False).
+
+    A backend may also have ``shares_prefixes``: True where rows of a batch that begin alike compute that once.
+    """
 
     def score(self, batch: Batch) -> NDArray[np.float32]:
         """Return float32 scores [rows] or [rows, objectives], finished and on the host."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rmscore.errors import RmscoreError, RowError
-from rmscore.plan import padded_tokens, plan
+from rmscore.plan import padded_tokens, plan_for
 from rmscore.rows import read_rows
 from rmscore.types import Backend, Batch, Encoded, Row
 
@@ -81,7 +81,7 @@ def run(job: Job) -> Outcome:
     load_seconds = time.perf_counter() - started
     rows, encoded, encode_seconds = _encoded(scorer, job)
     lengths = [len(row.ids) for row in encoded]
-    planned = plan(lengths, scorer.batching, padded=scorer.backend.padded)
+    planned = plan_for(scorer.backend, encoded, scorer.batching)
     batches = [Batch([encoded[i] for i in indices], scorer.model.pad_id) for indices in planned]
     first_call = _cold_pass(scorer.backend, batches)
     values = np.full((len(rows), scorer.model.objectives), np.nan, np.float32)

@@ -73,7 +73,7 @@ BUILT_IN = {
         BackendSpec(
             "onnxruntime", "rmscore.backends.onnxruntime:load",
             ("torch", "transformers", "onnx", "onnxscript", "onnxruntime"), "pip install 'rmscore[onnxruntime]'",
-            {"cpu": ("fp32",), "cuda": ("fp32", "tf32")},
+            {"cpu": ("fp32", "int8"), "cuda": ("fp32", "tf32")},
         ),
         BackendSpec(
             "openvino", "rmscore.backends.openvino:load",

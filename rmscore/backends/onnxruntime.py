@@ -8,6 +8,7 @@ import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from rmscore.backends.onnx_export import exported
+from rmscore.backends.onnx_int8 import multiplies_integers, quantized
 from rmscore.errors import BackendError, SettingError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class OnnxRuntime:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
         options.log_severity_level = 3
         extra = {"use_tf32": int(settings.precision == "tf32")} if settings.device == "cuda" else {}
-        path = exported(model)
+        path = quantized(model) if settings.precision == "int8" else exported(model)
         try:
             self._session = onnxruntime.InferenceSession(str(path), options, providers=[(provider, extra)])
         except (ort_errors.Fail, ort_errors.InvalidGraph, ort_errors.InvalidProtobuf, RuntimeError) as error:
@@ -52,7 +53,7 @@ class OnnxRuntime:
             )
         self._names = {graph_input.name for graph_input in self._session.get_inputs()}
         self.record: dict[str, Any] = {
-            "effective_precision": self._precision(settings),
+            "effective_precision": "int8" if multiplies_integers(path) else self._precision(settings),
             "attention": "eager",
             "graph_optimization": "all",
             "provider": provider,

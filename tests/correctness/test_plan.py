@@ -1,11 +1,12 @@
 """Planning: every row in one batch, budgets kept, arrival order where it is promised."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rmscore.errors import SettingError
-from rmscore.plan import group_size, padded_tokens, parse_batching, plan
+from rmscore.plan import group_size, padded_tokens, parse_batching, plan, plan_shared
 
 LENGTHS = st.lists(st.integers(1, 600), max_size=60)
 POLICIES = st.one_of(
@@ -87,3 +88,26 @@ def test_a_policy_prints_as_it_is_written(text):
     batching = parse_batching(text)
     assert str(batching) == text
     assert group_size(batching) >= (batching.size if batching.policy in ("naive", "bucketed") else 1)
+
+
+ALIKE = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), max_size=30)
+
+
+@given(ALIKE, st.integers(1, 40))
+def test_shared_beginnings_count_once(rows, budget):
+    """Every row is in one batch; the distinct beginnings of a batch are within the budget, or it is a row alone."""
+    batches = plan_shared([np.array(row, np.int64) for row in rows], budget)
+    assert sorted(i for batch in batches for i in batch) == list(range(len(rows)))
+    for batch in batches:
+        beginnings = {tuple(rows[i][:end]) for i in batch for end in range(1, len(rows[i]) + 1)}
+        assert len(beginnings) <= budget or len({tuple(rows[i]) for i in batch}) == 1
+
+
+def test_completions_of_one_prompt_come_together():
+    """Best-of-4 over three prompts, shuffled, with a budget for one prompt and its completions: one batch a prompt."""
+    random = np.random.default_rng(0)
+    prompts = random.integers(0, 1000, (3, 50))
+    rows = [np.concatenate([prompts[i % 3], random.integers(0, 1000, 10)]) for i in range(12)]
+    batches = plan_shared(rows, 50 + 4 * 10)
+    assert [{i % 3 for i in batch} for batch in batches] == [{i % 3} for i in (batch[0] for batch in batches)]
+    assert len(batches) == 3

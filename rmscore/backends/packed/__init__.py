@@ -72,7 +72,7 @@ class Packed:
         with torch.inference_mode():
             self._network = NETWORKS[model.architecture](config, maker)
         self._device = settings.device
-        self._causal = model.causal
+        self.shares_prefixes = model.causal
         self.record: dict[str, Any] = {
             "effective_precision": settings.precision,
             "attention": "packed",
@@ -83,7 +83,7 @@ class Packed:
 
     def score(self, batch: Batch) -> NDArray[np.float32]:
         """Return float32 [rows, objectives]."""
-        layout = lay_out_shared(batch.rows, self._device) if self._causal else lay_out(batch.rows, self._device)
+        layout = lay_out_shared(batch.rows, self._device) if self.shares_prefixes else lay_out(batch.rows, self._device)
         try:
             with torch.inference_mode():
                 scores: NDArray[np.float32] = self._network(layout).float().cpu().numpy()
